@@ -78,7 +78,9 @@ def test_the_text_of_a_checkpoint_that_reads_images(tmp_path, caplog, record_pro
         record_property("error in torch", worst)
         assert worst <= TOLERANCE
         assert engine.spec.dimensions == 48
-    assert len([entry for entry in caplog.records if "only texts are read: the tensors of visual" in entry.message]) == 1
+    assert (
+        len([entry for entry in caplog.records if "only texts are read: the tensors of visual" in entry.message]) == 1
+    )
 
 
 def test_notices_a_state_that_goes_on_into_the_next_text(tmp_path):
@@ -89,7 +91,9 @@ def test_notices_a_state_that_goes_on_into_the_next_text(tmp_path):
     texts = ["How deep is it?", "The wheel."]
     expected, _ = logits(folder, texts)
     ids = [tokenized(folder, text)["input_ids"] for text in texts]
-    reference = Qwen3_5ForConditionalGeneration.from_pretrained(folder, attn_implementation="eager").model.language_model
+    reference = Qwen3_5ForConditionalGeneration.from_pretrained(
+        folder, attn_implementation="eager"
+    ).model.language_model
     for layer in reference.layers:
         if hasattr(layer, "self_attn"):  # attention sees its own text only: what is left goes through the delta rules
             layer.self_attn.register_forward_hook(lambda _, __, out: (torch.zeros_like(out[0]), None))

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from millpond.checkpoints.checkpoint import Checkpoint
+from millpond.checkpoints.layouts.kalm import is_kalm
 from millpond.checkpoints.templates.chat_template import read_chat_template
-from millpond.checkpoints.templates.score_template import ScoreTemplate, shipped_template
+from millpond.checkpoints.templates.score_template import Longest, ScoreTemplate, shipped_template
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 from millpond.tasks import Activation
 
@@ -58,6 +59,14 @@ class RerankerFamily:
     layer_heads: Literal["", "own", "first"] = ""
 
 
+KALM = RerankerFamily(
+    pattern=r"kalm-reranker-v1(-[\w.-]+)?",
+    model_types=("t5gemma2",),
+    template="kalm-reranker",
+    special_tokens=False,
+    tokens=("no", "yes"),
+    method="from_2_way_softmax",
+)
 QWEN3 = RerankerFamily(
     pattern=r"qwen3-reranker(-[\w.-]+)?",
     model_types=("qwen3",),
@@ -68,6 +77,7 @@ QWEN3 = RerankerFamily(
 )
 FAMILIES = (
     QWEN3,
+    KALM,
     RerankerFamily(
         pattern=r"mxbai-rerank-(base|large)-v2(-[\w.-]+)?",
         model_types=("qwen2",),
@@ -169,7 +179,7 @@ def detect_reranker(checkpoint: Checkpoint) -> Reranker | None:
     override = _override(config)
     if override is None and not architecture.endswith(_SCORING):
         return None
-    if override is None and (folder / "modules.json").is_file():
+    if override is None and (folder / "modules.json").is_file() and not is_kalm(folder):
         return None  # sentence-transformers' files describe it
     original = bool(config.get("is_original_qwen3_reranker"))
     family = QWEN3 if original else find_family(name=checkpoint.source.name, folder=folder, config=config)
@@ -180,6 +190,7 @@ def detect_reranker(checkpoint: Checkpoint) -> Reranker | None:
     if template is None and family is not None and family.template:
         template = shipped_template(family.template, special_tokens=family.special_tokens)
         template = template.bound({"question": family.question}) if family.question else template
+        template = _bounded(template, config) if family is KALM else template
     if override is not None:
         return replace(override, template=template, activation=family.activation if family else override.activation)
     if template is None and (family is None or family.template):
@@ -222,6 +233,8 @@ def check_unknown(checkpoint: Checkpoint) -> None:
 
 def find_family(*, name: str, folder: Path, config: Mapping[str, Any]) -> RerankerFamily | None:
     """The family that the checkpoint's names, class or model card mention."""
+    if is_kalm(folder):
+        return KALM
     classes = set(config.get("architectures") or ())
     for family in FAMILIES:
         if classes & set(family.classes):
@@ -236,6 +249,12 @@ def find_family(*, name: str, folder: Path, config: Mapping[str, Any]) -> Rerank
             if any(re.fullmatch(family.pattern, last) for last in last_parts):
                 return family
     return next((family for family in families if card.mentions(family.pattern)), None)
+
+
+def _bounded(template: ScoreTemplate, config: Mapping[str, Any]) -> ScoreTemplate:
+    """KaLM's template with its settings, which are its code's where no file has them."""
+    longest = Longest(document=config.get("document_max_length", 1024), query=config.get("query_max_length", 512))
+    return replace(template.bound({"system": config.get("system_instruction")}), longest=longest)
 
 
 def _override(config: Mapping[str, Any]) -> Reranker | None:

@@ -36,6 +36,7 @@ class DetectedTasks:
     pooled_logits: bool = False  # whether the pooled vector after its heads is the logits
     template: ScoreTemplate | None = None  # renders a pair as one text; `None`: the tokenizer encodes pairs
     needs_template: bool = False  # whether the user has to pass it
+    parts: bool = False  # whether the text has two parts, which an encoder and a decoder read
     prompt: str = ""  # put before the query of every pair
 
 
@@ -53,6 +54,8 @@ def detect_tasks(
                 f"convert={convert!r} out"
             )
         return DetectedTasks(tasks=frozenset(("score",)), score_type="listwise")
+    if row.encodes_apart:
+        return _encoder_decoder(checkpoint, row, convert, token_id)
     if convert == "embed":
         return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
     if isinstance(layout.sparse, Splade | StaticWeights | SparseCode) and convert == "auto":
@@ -81,6 +84,21 @@ def detect_tasks(
     if row.decoder and layout.normalize is None:  # no modules.json makes it an embedder
         check_unknown(checkpoint)
     return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
+
+
+def _encoder_decoder(
+    checkpoint: Checkpoint, row: Architecture, convert: str, token_id: Callable[[str], int | None]
+) -> DetectedTasks:
+    """An encoder of documents with a decoder of queries: nothing but scores of pairs."""
+    reranker = detect_reranker(checkpoint)
+    if reranker is None or not reranker.tokens or convert == "embed":
+        raise UnsupportedArchitectureError(
+            f"{checkpoint.source.name} is an encoder with a decoder that writes, of which millpond runs rerankers, for "
+            "scores of pairs; if it is one, name its tokens with "
+            'hf_overrides={"classifier_from_token": ["no", "yes"]} and its score_template='
+        )
+    detected = _classification(checkpoint, row, reranker, token_id)
+    return replace(detected, tasks=frozenset(("score",)), parts=True)
 
 
 def _with_head(head: Classifier, tasks: set[Task] | frozenset[Task]) -> DetectedTasks:

@@ -200,7 +200,7 @@ def _encoder(
         pairs = (
             PairTokenizer(tokenizer, prompt=detected.prompt)
             if template is None
-            else TemplateTokenizer(tokenizer, template)
+            else TemplateTokenizer(tokenizer, template, parts=detected.parts)
         )
     colbert = None
     if detected.score_type == "late-interaction" and late is not None:
@@ -216,10 +216,11 @@ def _shares_prefixes(description: ModelDescription, device: str) -> bool:
     On a CPU only, where it was measured: the packed CUDA kernels would need separate keys for it.
     """
     head, config = description.detected.classifier, description.checkpoint.config
-    causal = description.architecture.decoder and config.get("is_causal", True) is not False
+    row = description.architecture
+    causal = row.decoder and not row.encodes_apart and config.get("is_causal", True) is not False
     bidirectional = bool(config.get("use_bidirectional_attention"))
     last = head is not None and head.pooling == "lasttoken"
-    return device == "cpu" and causal and not description.architecture.recurrent and last and not bidirectional
+    return device == "cpu" and causal and not row.recurrent and last and not bidirectional
 
 
 def _outputs(detected: DetectedTasks) -> dict[Task, OutputSpec]:

@@ -169,8 +169,21 @@ class PlanBuilder:
         self._heads = max(self._heads, weight.out)
         self._add(kind=structs.PRODUCT, target=0, weight=weight)
 
-    def keep_states(self) -> None:
-        """The states of an encoder, for :meth:`cross_heads` of its decoder."""
+    def read_part(self, kind: int) -> None:
+        """From here on the rows of one part of each text, of this token type; their positions begin anew."""
+        raise NotSupported("an encoder and a decoder that read two parts of a text")
+
+    def merged_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int, turned: int) -> None:
+        """Queries, keys and values of the states; beside them keys and values of the kept states."""
+        raise NotSupported("attention to rows of another part")
+
+    def keep_states(self, *, chunk: int | None = None) -> None:
+        """The states of an encoder, for :meth:`cross_heads` of its decoder.
+
+        ``chunk``: of parts, the means of so many neighbouring states each, for :meth:`merged_heads`.
+        """
+        if chunk is not None:
+            raise NotSupported("means of states")
         self._kept = True
         self._add(kind=structs.KEEP)
 
@@ -199,8 +212,12 @@ class PlanBuilder:
         key_norm: structs.NormWeights | None = None,
         whole: bool = False,
         rotation: Rotation | None = None,
+        merged: bool = False,
     ) -> None:
-        """Norms of query and key heads, then their rotation; ``whole``: the norms are of all heads as one row."""
+        """Norms of query and key heads, then their rotation; ``whole``: the norms are of all heads as one row.
+
+        ``merged``: the kept keys have the norm too, and no positions.
+        """
         if whole and heads * padded(dim) > _WIDEST:
             raise NotSupported(f"a norm of {heads * dim} columns")
         if rotation is not None:
@@ -226,11 +243,16 @@ class PlanBuilder:
         window: int | None = None,
         softcap: float | None = None,
         distances: Floats | DistanceTerms | None = None,  # [heads, 2 reach - 1]
+        before: int | None = None,
+        after: int | None = None,
+        merged: bool | None = None,
     ) -> None:
         """Attention, ``queries = attention``.
 
         ``window`` counts positions in each direction, the own one included. ``distances`` are added to the scores by
-        the distance of query and key; beside DeBERTa's terms there is neither window nor softcap.
+        the distance of query and key; beside DeBERTa's terms there is neither window nor softcap. Of a part (``merged``
+        is no ``None``) ``before`` and ``after`` are the positions back and ahead, ``None`` all of them; with ``merged``
+        its tokens attend to all kept states too.
         """
         before = (1 << 40) if window is None else window - 1
         self._add(
