@@ -121,17 +121,22 @@ class TemplateTokenizer:
         tokenized = []
         for i, (encoding, first) in enumerate(self._encodings(texts)):
             ids = np.array(encoding.ids, dtype=np.int32)
+            if self._typed and not 0 < first < len(ids):
+                raise InvalidRequestError(
+                    f"pair {index_of(i)} has no token for the {'decoder' if first else 'encoder'}; pass texts, or a "
+                    "template that has some"
+                )
             if len(ids) == 0:
                 tokenized.append(self._tokenizer.placeholder(index_of(i)))
                 continue
             types = (np.arange(len(ids)) >= first).astype(np.int8) if self._typed else None
             cut = asked[i] != pairs[i].query
             if len(ids) > limit or (longest is not None and first > longest.document):
-                stay = self._cut(whole[i], texts[i], instruction, limit, truncate)
-                total, ids, types = len(ids), ids[stay], None if types is None else types[stay]
                 if truncate == "error":
-                    raise too_long("pair", index_of(i), total, min(limit, len(ids)))
-                cut = True
+                    most = limit if longest is None else min(limit, len(ids) - max(0, first - longest.document))
+                    raise too_long("pair", index_of(i), len(ids), most)
+                stay = self._cut(whole[i], texts[i], instruction, limit, truncate)
+                ids, types, cut = ids[stay], None if types is None else types[stay], True
             if cut and truncate == "error":
                 assert longest is not None
                 raise too_long("query", index_of(i), len(self._bare(pairs[i].query).ids), longest.query)

@@ -34,6 +34,7 @@ from millpond.errors import ModelLoadError
 _WIDEST = 8192  # kMostColumns of norms.h
 _MOST_TAPS = 8  # kMostTaps of convolution.h
 _MOST_EXPERTS = 1024  # kMost of experts.h
+_ALL = 1 << 40  # a distance beyond any token
 _WEIGHTS = ("weight", "down", "low")  # of a step
 
 
@@ -58,6 +59,7 @@ class Plan:
     types: int  # rows of the table of token types; 0: none
     positions: int  # positions that the model has; 0: any number
     adapters: int  # adapters of each weight; 0: none
+    chunk: int  # of a model of two parts (token types 0 and 1), states of the encoder that become one; 0: of any other
     rotations: tuple[Rotation, ...]  # tables of rotary positions, which have to cover a call's longest text
     owned: tuple[Any, ...]  # what the struct points to
 
@@ -75,6 +77,7 @@ class PlanBuilder:
         self._distance_tables: dict[int, tuple[Floats, int | None]] = {}  # with their addresses, by their ids
         self._hidden = self._output = self._heads = self._inner = self._vocabulary = self._types = self._positions = 0
         self._branch = self._kept = False
+        self._chunk = 0
         self._adapters, self._rank = adapters, rank
 
     def embed(
@@ -171,21 +174,27 @@ class PlanBuilder:
 
     def read_part(self, kind: int) -> None:
         """From here on the rows of one part of each text, of this token type; their positions begin anew."""
-        raise NotSupported("an encoder and a decoder that read two parts of a text")
+        if kind == 0 and self._steps:
+            raise NotSupported("steps before those of a part")
 
     def merged_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int, turned: int) -> None:
         """Queries, keys and values of the states; beside them keys and values of the kept states."""
-        raise NotSupported("attention to rows of another part")
+        own = query.weight.shape[0] // dim
+        self.heads(query, dim=dim, turned=own)
+        queries = self._steps[-1].sources[0].out
+        self.heads(key, value, dim=dim, turned=turned - own)
+        self._steps[-1].columns = queries
+        weight = self._steps[-1].sources[0]
+        self._add(kind=structs.PRODUCT, target=6, columns=queries, weight=weight)
+        self._heads = max(self._heads, queries + weight.out)
 
     def keep_states(self, *, chunk: int | None = None) -> None:
         """The states of an encoder, for :meth:`cross_heads` of its decoder.
 
         ``chunk``: of parts, the means of so many neighbouring states each, for :meth:`merged_heads`.
         """
-        if chunk is not None:
-            raise NotSupported("means of states")
-        self._kept = True
-        self._add(kind=structs.KEEP)
+        self._kept, self._chunk = True, chunk or 0
+        self._add(kind=structs.KEEP, reach=self._chunk)
 
     def cross_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int) -> None:
         """Queries of the states; keys and values of the states that were kept."""
@@ -231,6 +240,11 @@ class PlanBuilder:
             key_norm=key_norm or structs.NormWeights(kind=structs.COPY),
             whole=whole,
         )
+        if merged and key_norm is not None:
+            columns = heads * padded(dim)
+            self._add(
+                kind=structs.HEADS, target=1, columns=columns, kv_heads=kv_heads, dim=padded(dim), key_norm=key_norm
+            )
 
     def attention(
         self,
@@ -254,15 +268,18 @@ class PlanBuilder:
         is no ``None``) ``before`` and ``after`` are the positions back and ahead, ``None`` all of them; with ``merged``
         its tokens attend to all kept states too.
         """
-        before = (1 << 40) if window is None else window - 1
+        if merged is None:
+            before = None if window is None else window - 1
+            after = 0 if causal else before
         self._add(
             kind=structs.ATTENTION,
+            target=int(bool(merged)),
             heads=heads,
             kv_heads=kv_heads,
             dim=padded(dim),
             scale=scale,
-            before=before,
-            after=0 if causal else before,
+            before=_ALL if before is None else before,
+            after=_ALL if after is None else after,
             softcap=softcap or 0.0,
             **self._distances(distances, heads),
         )
@@ -460,6 +477,7 @@ class PlanBuilder:
             types=self._types,
             positions=self._positions,
             adapters=self._adapters,
+            chunk=self._chunk,
             rotations=tuple(dict.fromkeys(self._rotations.values())),
             owned=(steps, *(held for held, _ in self._experts), *self._packer.owned),
         )
