@@ -15,11 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.native.models import TARGETS, compiled
 from tests.parity.rerankers import DOCUMENTS, PAIRS, QUERIES, difference, load, scores, sigmoid
 from tests.parity.test_backbones import TOLERANCE, VISIBLE
+from tests.parity.test_backbones import difference as apart
 from tests.tiny import SENTENCES, edit_json
 from tests.tiny.tokenizers import write_tokenizer
+from tests.variants import assert_same_direction
+from tests.variants import native as native_of
 
+from millpond.backends.native.encoder import bounds_of
 from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedArchitectureError
 
 pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
@@ -62,8 +67,12 @@ def write(folder: Path, *, window: int = 24, **settings: Any) -> Path:
     }
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     vision = {
-        **{"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1},
-        **{"image_size": 64, "patch_size": 4},
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "image_size": 64,
+        "patch_size": 4,
     }
     config = T5Gemma2Config(
         encoder={
@@ -125,6 +134,14 @@ class Reference:
         ).logits[0, -1]
         yes, no = (self.tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no"))
         return float(out[yes] - out[no])
+
+    @torch.inference_mode()
+    def states(self, read: torch.Tensor, asked: torch.Tensor) -> np.ndarray:
+        """The decoder's states of token ids."""
+        states = self.model.get_encoder()(input_ids=read[None]).last_hidden_state
+        states = torch.stack([piece.mean(1) for piece in states.split(4, 1)], 1)
+        decoder = self.model.get_decoder()
+        return decoder(input_ids=asked[None], encoder_hidden_states=states).last_hidden_state[0].numpy()
 
     def of(self, pairs: Sequence[tuple[str, str]], **options: Any) -> np.ndarray:
         return np.array([self(document, prompt(query), **options) for query, document in pairs], np.float32)
@@ -223,6 +240,34 @@ def test_settings_of_the_checkpoint_and_an_instruction(tmp_path):
         assert (
             difference(engine.score(QUERIES, DOCUMENTS, activation=False).scores, expected(prompts, LONG)) <= TOLERANCE
         )
+
+
+@compiled
+@pytest.mark.parametrize(("highest", "dtype"), TARGETS)
+@pytest.mark.parametrize("window", [8, 24])
+def test_states_by_every_instruction_set_and_any_threads(window, highest, dtype, tmp_path):
+    folder = write(tmp_path / "KaLM-Reranker-V1-Nano", window=window)
+    reference, encoder = Reference(folder), native_of(folder, highest, dtype)
+    rows = [
+        (reference.ids(f"<Document>: {document}")[0], reference.ids(prompt(query))[0]) for query, document in ALL * 4
+    ]
+    ids = torch.cat([part for row in rows for part in row]).numpy().astype(np.int32)
+    types = np.concatenate([np.repeat(np.arange(2, dtype=np.int32), [*map(len, row)]) for row in rows])
+    bounds = bounds_of([sum(map(len, row)) for row in rows])
+    assert len(ids) > 4 * encoder.block  # several slices
+    expected = [reference.states(*row) for row in rows[: len(ALL)]] * 4
+    for threads in (1, 3):
+        whole = encoder.encode(ids, bounds, types=types, threads=threads)
+        last = encoder.encode(ids, bounds, types=types, rows="last", threads=threads)
+        own = [whole[end - len(row[1]) : end] for end, row in zip(bounds[1:], rows, strict=True)]
+        assert all((whole[start : start + len(row[0])] == 0).all() for start, row in zip(bounds, rows, strict=False))
+        assert np.abs(last - np.stack([part[-1] for part in own])).max() <= (1e-5 if dtype == "float32" else 0.1)
+        if dtype == "float32":
+            assert apart(own, expected) <= TOLERANCE
+        else:
+            assert_same_direction(np.concatenate(own), np.concatenate(expected))
+    with pytest.raises(IndexError, match="a part for the encoder and one for the decoder"):
+        encoder.encode(ids, bounds, types=np.ones_like(types))
 
 
 def test_known_by_its_name_too(folder, reference, tmp_path):

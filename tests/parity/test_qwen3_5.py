@@ -36,7 +36,7 @@ VISION = {
 
 
 def write_hub(folder: Path) -> Path:
-    """A checkpoint as transformers saves the class that reads images, LightOn-rerank's: its text has a config inside."""
+    """A checkpoint as transformers saves LightOn-rerank's class, which reads images: its text has a config inside."""
     from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
     folder.mkdir()
@@ -107,12 +107,12 @@ def test_notices_a_state_that_goes_on_into_the_next_text(tmp_path):
 
 
 def test_lighton_s_pointwise_rerankers_need_their_template(tmp_path, record_property):
-    """Their score is known, logit("Yes") - logit("No"), and their prompt is in no published file."""
+    """Their score is known, logit("Yes") - logit("No"), and not their prompt."""
     folder = write_language_model(
         tmp_path / "LightOn-rerank-PW-0.8B", "qwen3.5", ("No", "Yes"), tokenizer_limit=LONG, template="$A"
     )
     edit_json(folder / "config.json", max_position_embeddings=LONG)
-    with pytest.raises(UnsupportedArchitectureError, match="by a template that neither its files.*score_template="):
+    with pytest.raises(UnsupportedArchitectureError, match="by a template that is not known here.*score_template="):
         load(folder)
     from transformers import AutoModelForCausalLM
 

@@ -46,7 +46,7 @@ class RerankerFamily:
     pattern: str  # matches the last part of the hub id
     model_types: tuple[str, ...]  # `model_type` of their backbones
     classes: tuple[str, ...] = ()  # classes that no other checkpoint has
-    template: str  # a file of `templates/`; empty: it was published in no file, and the user has to pass it
+    template: str  # a file of `templates/`; empty: it is not known, and the user has to pass it
     special_tokens: bool  # whether the tokenizer adds its special tokens around the template
     refused: str = ""  # why it is not served, and what is
     tokens: tuple[str | int, ...] = ()  # as in :class:`Reranker`; empty for a family with score heads only

@@ -50,9 +50,10 @@ UNSERVED = (
         nearest="for one vector in many languages load sentence-transformers/LaBSE",
     ),
     Unserved(
-        pattern=r"t5gemma2?|longt5",
+        pattern=r"t5gemma|longt5",
         kind="an encoder with a decoder that writes",
-        nearest="for vectors load intfloat/e5-large-v2, for scores of pairs cross-encoder/ms-marco-MiniLM-L12-v2",
+        nearest="for vectors load intfloat/e5-large-v2, for scores of pairs KaLM-Embedding/KaLM-Reranker-V1-Nano or "
+        "cross-encoder/ms-marco-MiniLM-L12-v2",
     ),
     Unserved(
         pattern=r"bloom|gpt_neo|gptj|opt|mpt|falcon",

@@ -22,7 +22,7 @@ from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.layouts.sentence_transformers import routes as route_names
 from millpond.checkpoints.layouts.sparse import StaticWeights
 from millpond.checkpoints.resolve import Source
-from millpond.checkpoints.task_detection import DetectedTasks, detect_tasks
+from millpond.checkpoints.task_detection import MISSING_TEMPLATE, DetectedTasks, detect_tasks
 from millpond.checkpoints.templates.score_template import read_template, shipped_template
 from millpond.checkpoints.tokenizers.read import read_tokenizer
 from millpond.checkpoints.weight_checks import why_not_finite
@@ -190,10 +190,7 @@ def _encoder(
     if ranks or "classify" in detected.tasks:  # classes of two texts, such as entailment
         template = detected.template if config.score_template is None else read_template(config.score_template)
         if template is None and detected.needs_template:
-            raise UnsupportedArchitectureError(
-                f"{config.model} scores pairs by a template that neither its files nor any page tells; pass it as "
-                "score_template= (a Jinja file)"
-            )
+            raise UnsupportedArchitectureError(MISSING_TEMPLATE.format(config.model))
         if template is None and decoder:
             # The query followed by the document, which vLLM gives a decoder without a template.
             template = shipped_template("plain", special_tokens=True)

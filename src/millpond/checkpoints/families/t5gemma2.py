@@ -24,7 +24,7 @@ def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         raise ModelLoadError(f"{name}: config.json must have an encoder with a text_config, and a decoder")
     if decoder.get("final_logit_softcapping") is not None:
         raise UnsupportedArchitectureError(
-            f"{name}: its decoder's logits are capped (final_logit_softcapping), which millpond does not run for T5Gemma2"
+            f"{name}: final_logit_softcapping of its decoder, which millpond does not run for T5Gemma2"
         )
     sizes = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "head_dim")
     shared = {key: decoder[key] for key in sizes if key in decoder}

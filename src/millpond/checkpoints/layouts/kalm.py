@@ -1,4 +1,4 @@
-"""KaLM-Reranker: a T5Gemma 2 in a module of its own for sentence-transformers, whose settings lie in a file of its own."""
+"""KaLM-Reranker: a T5Gemma 2 whose own module for sentence-transformers has its settings in a file of its own."""
 
 from __future__ import annotations
 
