@@ -137,11 +137,11 @@ Two have heads behind their last layers: `hf_overrides={{"cutoff_layers": 28}}` 
 compressed (`compress_ratio`). `JinaForRanking` (jina-reranker-v3, v3.5) is a [listwise](engine.md#scores) reranker: its
 score depends on the list.
 
-KaLM-Reranker-V1 is an encoder that reads the document, and a decoder that reads the query; a `score_template=` for it has
-the character `\\ue0f5` between the two. As the published code does, the decoder reads the means of four neighbouring
-states each (`hf_overrides={{"encoder_chunk_size": 1}}` compresses nothing), of documents of up to 1,024 tokens and queries
-of up to 512 (`document_max_length`, `query_max_length`). Of checkpoints that read images too, such as LightOn-rerank, the
-text is run; LightOn-rerank-LW writes the order of four documents, and millpond writes nothing.
+KaLM-Reranker-V1 is an encoder that reads the document, and a decoder that reads the query; a `score_template=` for it
+has the character `\\ue0f5` between the two. As in the published code, the decoder attends to the means of four
+neighbouring states each (`hf_overrides={{"encoder_chunk_size": 1}}` compresses nothing); documents are cut to 1,024
+tokens and queries to 512 (`document_max_length`, `query_max_length`). Of checkpoints that read images too, such as
+LightOn-rerank, the text is run; LightOn-rerank-LW writes the order of four documents, and millpond writes nothing.
 
 ## Matryoshka
 
@@ -211,10 +211,11 @@ def _reason(verdict: Verdict) -> str:
 
 def _family(row: Architecture) -> tuple[str, ...]:
     pooling = row.classifiers.pooling
+    kind = "both" if row.encodes_apart else _KINDS[row.decoder]
     return (
         f"`{row.prefix}Model`",
         _codes((row.model_type, *row.aliases)),
-        f"{'both' if row.encodes_apart else _KINDS[row.decoder]}, {'some layers recurrent' if row.recurrent else row.positions}",
+        f"{kind}, {'some layers recurrent' if row.recurrent else row.positions}",
         f"`{row.pooling}`",
         _ROWS.get(pooling, pooling) if isinstance(pooling, str) else "config.json",
         _backend(row),

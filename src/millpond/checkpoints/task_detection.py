@@ -23,8 +23,8 @@ from millpond.tasks import ScoreType, Task
 
 # Said of a checkpoint whose template is needed, and not passed.
 MISSING_TEMPLATE = (
-    "{} scores pairs by a template that is not known here, and its files have none for sentence-transformers; pass it as "
-    "score_template= (a Jinja file)"
+    "{} scores pairs by a template that is not known here, and its files have none for sentence-transformers; pass it "
+    "as score_template= (a Jinja file)"
 )
 _EMBED: frozenset[Task] = frozenset(("embed", "token_embed"))
 
