@@ -69,7 +69,12 @@ def check(config: dict[str, Any], completed: dict[str, Any], model_type: str) ->
     compared = 0
     # A family's translation computes these: a list of windows of a number, a width that LFM2's factor gives.
     translated = {"attention_window", "intermediate_size" if model_type.startswith("lfm2") else ""}
-    for name in {*_DEFAULTS.get(model_type, _DEFAULTS["gemma3_text"]), "rope_parameters", "sliding_window", "head_dim"} - translated:
+    for name in {
+        *_DEFAULTS.get(model_type, _DEFAULTS["gemma3_text"]),
+        "rope_parameters",
+        "sliding_window",
+        "head_dim",
+    } - translated:
         if hasattr(expected, name) and name in completed:
             assert completed[name] == getattr(expected, name), name
             compared += 1

@@ -537,6 +537,7 @@ _HEADS = {
     ("Olmo2", _SEQUENCE): "score/L,H",
     ("Lfm2", "CausalLM"): "lm_head/V,H",
     ("Qwen3_5Text", "CausalLM"): "lm_head/V,H",
+    ("Qwen3_5Text", _SEQUENCE): "score/L,H",
     ("Jamba", "CausalLM"): "lm_head/V,H",
     ("Jamba", _SEQUENCE): "score/L,H",
 }

@@ -72,7 +72,8 @@ class _Stack:
         norm, key_norm = (self.norm(f"{layer}self_attn.{letter}_norm", dim, dim=dim) for letter in "qk")
         builder.rotary(**sizes, norm=norm, key_norm=key_norm, rotation=self._rotations[kind], merged=merged)
         before, after = self._reach(kind, merged=merged)
-        builder.attention(**sizes, **self._scale(), before=before, after=after, merged=merged)
+        scale = float(self.config["query_pre_attn_scalar"]) ** -0.5
+        builder.attention(**sizes, scale=scale, before=before, after=after, merged=merged)
         builder.o_proj(self._linear(f"{layer}self_attn.o_proj", self._hidden, self._heads * dim), dim=dim, branch=True)
         builder.norm(self.norm(f"{layer}post_self_attn_layernorm", self._hidden), self._hidden, branch=True)
 
@@ -96,9 +97,6 @@ class _Stack:
         if merged:
             return None if window is None else window - 1, 0
         return (None, None) if window is None else ((window + 1) // 2 - 1, window // 2)
-
-    def _scale(self) -> dict[str, float]:
-        return {"scale": float(self.config["query_pre_attn_scalar"]) ** -0.5}
 
     def _linear(self, name: str, out: int, into: int, *, biased: bool | None = None) -> Any:
         biased = bool(self.config["attention_bias"]) if biased is None else biased

@@ -122,7 +122,11 @@ class PartAttention(nn.Module):
             masking = Masking(scale=self.scale, causal=False)
             flow.heads = attend(query, key, value, flow.segments, masking).flatten(1)
             return
-        kept = flow.kept_heads.unflatten(1, (-1, dim)).split(kv_heads, 1) if self.merged else (key[:0], value[:0])
+        kept = (key[:0], value[:0])
+        if self.merged:
+            assert flow.kept_heads is not None
+            keys, values = flow.kept_heads.unflatten(1, (-1, dim)).split(kv_heads, 1)
+            kept = (keys, values)
         out = query.new_empty(query.shape)
         for batch in self._batches(flow):
             q = query[batch.queries].transpose(1, 2)  # [texts, heads, longest, dim]
