@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,17 +13,7 @@ from torch import nn
 from millpond.backends.torch.attention.kernels import attend
 from millpond.backends.torch.attention.segments import Segments, on_device
 from millpond.backends.torch.attention.signature import Masking
-
-if TYPE_CHECKING:
-    from millpond.backends.torch.forwards.plan import Flow
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
-    """The rows of one part of every text."""
-
-    rows: torch.Tensor  # int64 `[tokens of the part]`: their index in the packed row
-    lengths: tuple[int, ...]  # tokens of each text, 0 where it has none
+from millpond.backends.torch.forwards.flow import Flow, Part
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
