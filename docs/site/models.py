@@ -26,12 +26,12 @@ ERRORS = Path(__file__).with_name("errors.json")  # written by tests/parity/meas
 _KINDS = {True: "decoder", False: "encoder"}
 # The columns of the table of tasks, and the families that have such checkpoints.
 COLUMNS: Mapping[str, Callable[[Architecture], bool]] = {
-    "embedder": lambda row: True,
-    "classifier": lambda row: "ForSequenceClassification" not in row.refused,
-    "cross-encoder": lambda row: "ForSequenceClassification" not in row.refused,
-    "token classifier": lambda row: "ForTokenClassification" not in row.refused,
-    "reward model": lambda row: "ForRewardModel" not in row.refused,
-    "late interaction": lambda row: True,
+    "embedder": lambda row: not row.encodes_apart,
+    "classifier": lambda row: not row.encodes_apart and "ForSequenceClassification" not in row.refused,
+    "cross-encoder": lambda row: not row.encodes_apart and "ForSequenceClassification" not in row.refused,
+    "token classifier": lambda row: not row.encodes_apart and "ForTokenClassification" not in row.refused,
+    "reward model": lambda row: not row.encodes_apart and "ForRewardModel" not in row.refused,
+    "late interaction": lambda row: not row.encodes_apart,
     "LLM reranker": lambda row: row.decoder and "ForCausalLM" not in row.refused,
     "SPLADE": lambda row: row.mlm is not None,
 }
@@ -55,8 +55,8 @@ No graph is run.
 
 {families}
 
-- **Kind** is encoder or decoder, and how it knows positions: by a learned table (absolute), by rotation (rotary), or by
-  distances (relative).
+- **Kind** is encoder or decoder (or both, for two parts of a text), and how it knows positions: by a learned table
+  (absolute), by rotation (rotary), or by distances (relative).
 - **Pooling** is the default, if the checkpoint's files name none. The methods are {methods}; several can be joined by
   `+`.
 - **Classes** is where `*ForSequenceClassification` reads its logits: in a token's row, or where config.json says.
@@ -140,6 +140,12 @@ Two have heads behind their last layers: `hf_overrides={{"cutoff_layers": 28}}` 
 compressed (`compress_ratio`). `JinaForRanking` (jina-reranker-v3, v3.5) is a [listwise](engine.md#scores) reranker: its
 score depends on the list.
 
+KaLM-Reranker-V1 is an encoder that reads the document, and a decoder that reads the query; a `score_template=` for it
+has the character `\\ue0f5` between the two. As in the published code, the decoder attends to the means of four
+neighbouring states each (`hf_overrides={{"encoder_chunk_size": 1}}` compresses nothing); documents are cut to 1,024
+tokens and queries to 512 (`document_max_length`, `query_max_length`). Of checkpoints that read images too, such as
+LightOn-rerank, the text is run; LightOn-rerank-LW writes the order of four documents, and millpond writes nothing.
+
 ## Matryoshka
 
 Checkpoints whose card says that their vectors may be cut, and whose config.json does not. Any other checkpoint names
@@ -208,10 +214,11 @@ def _reason(verdict: Verdict) -> str:
 
 def _family(row: Architecture) -> tuple[str, ...]:
     pooling = row.classifiers.pooling
+    kind = "both" if row.encodes_apart else _KINDS[row.decoder]
     return (
         f"`{row.prefix}Model`",
         _codes((row.model_type, *row.aliases)),
-        f"{_KINDS[row.decoder]}, {'some layers recurrent' if row.recurrent else row.positions}",
+        f"{kind}, {'some layers recurrent' if row.recurrent else row.positions}",
         f"`{row.pooling}`",
         _ROWS.get(pooling, pooling) if isinstance(pooling, str) else "config.json",
         _backend(row),
@@ -259,6 +266,8 @@ def _recognized(row: Architecture) -> str:
 
 
 def _score(family: RerankerFamily) -> str:
+    if family.refused:
+        return "refused: it writes"
     if family.layer_heads:
         return (
             "the head of the last layer run" if family.layer_heads == "own" else "the first head, of the last layer run"
@@ -267,7 +276,8 @@ def _score(family: RerankerFamily) -> str:
         return "a score head"
     named = [f"token {token}" if isinstance(token, int) else f"`{token}`" for token in family.tokens]
     less = f" minus that of {named[0]}" if len(named) == 2 else ""
-    return f"logit of {named[-1]}{less}" + (f", divided by {family.divisor:g}" if family.divisor != 1 else "")
+    told = "" if family.template else "; its template is not known: pass `score_template=`, unless its files have one"
+    return f"logit of {named[-1]}{less}" + (f", divided by {family.divisor:g}" if family.divisor != 1 else "") + told
 
 
 def _code(pattern: str) -> str:

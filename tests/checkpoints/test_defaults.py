@@ -13,8 +13,8 @@ from millpond.checkpoints.defaults import _DEFAULTS, complete
 from millpond.checkpoints.families.native import translate
 from millpond.errors import ModelLoadError
 
-# Families whose fields no class of transformers has.
-OWN = ("nomic_bert_moe",)
+# Families whose fields no class of transformers has, and the one whose parts have them.
+OWN = ("nomic_bert_moe", "t5gemma2")
 ROWS = {row.model_type: row for row in ARCHITECTURES if row.model_type in _DEFAULTS and row.model_type not in OWN}
 # Families that transformers has no class of, and the one whose fields theirs are.
 LIKE = {
@@ -81,7 +81,8 @@ def check(config: dict[str, Any], completed: dict[str, Any], model_type: str) ->
     }
     translated = {"attention_window"} | of_families.get(model_type, set())
     own = next((family for family, like in LIKE.items() if like == model_type and family in _DEFAULTS), model_type)
-    for name in {*_DEFAULTS[own], "rope_parameters", "sliding_window", "head_dim"} - translated:
+    known = _DEFAULTS.get(own, _DEFAULTS["gemma3_text"])
+    for name in {*known, "rope_parameters", "sliding_window", "head_dim"} - translated:
         if hasattr(expected, name) and name in completed:
             assert completed[name] == getattr(expected, name), name
             compared += 1
@@ -97,6 +98,13 @@ def test_the_defaults_are_those_of_transformers_class(family):
         completed = complete(config, ROWS[family])
         assert json.dumps(config) == given
         check(config, completed, model_type)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("part", ["t5gemma2_text", "t5gemma2_decoder"])
+def test_the_parts_of_t5gemma2_have_gemma_3_s_defaults(part):
+    for config in ({}, *CONFIGS["gemma3_text"][1:]):
+        check(config, complete(config, ROWS["gemma3_text"]), part)
 
 
 @pytest.mark.torch

@@ -94,8 +94,9 @@ def test_half_precision_points_the_same_way(family, engine_of, alone):
     actual = np.concatenate(states(engine_of(family, dtype="bfloat16"), TEXTS))
     expected = np.concatenate(alone(family))
     cosine = (actual * expected).sum(1) / np.linalg.norm(actual, axis=1) / np.linalg.norm(expected, axis=1)
-    # A router may choose otherwise, and Jamba's scan adds up in bfloat16, in transformers too.
-    coarse = family in ("jamba", "qwen3-moe", "nomic-moe")
+    # A router may choose otherwise, Jamba's scan adds up in bfloat16, and Qwen3.5 normalizes what its delta rule gives,
+    # however small: in transformers too, where these vectors turn as far.
+    coarse = family in ("jamba", "qwen3.5", "qwen3-moe", "nomic-moe")
     assert cosine.mean() >= (0.99 if coarse else 0.999)
     assert cosine.min() >= (0.9 if coarse else 0.99)
 

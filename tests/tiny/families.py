@@ -135,6 +135,8 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "llama",
         {**_DECODER, "modules": _CLS, "native_prefix": "Lfm2", "wrapped": "Lfm2ForCausalLM"},
     ),
+    # A gated delta rule, another one, attention; a tower for images beside the text in the hub's layout
+    "qwen3.5": ("Qwen3_5Text", "qwen", {**_DECODER, "shifted_norms": True, "wrapped": "Qwen3_5ForCausalLM"}),
     "gpt-neox": ("GPTNeoX", "gpt2", _DECODER),
     "gemma": ("Gemma", "gemma", _GEMMA),
     "gemma2": ("Gemma2", "gemma", _GEMMA),

@@ -26,7 +26,8 @@ def parameters(architecture: str, config: Config) -> dict[str, Shape]:
         AttributeError: transformers has no such class.
     """
     family, head = (*re.split("For(?=[A-Z])", architecture.replace("LMHeadModel", "ForCausalLM"), maxsplit=1), "")[:2]
-    family = "Gemma3Text" if architecture == "Gemma3ForCausalLM" else family.removesuffix("Model")
+    named = {"Gemma3ForCausalLM": "Gemma3Text", "Qwen3_5ForCausalLM": "Qwen3_5Text"}
+    family = named.get(architecture, family.removesuffix("Model"))
     if family.lstrip("MU").removesuffix("Encoder") == "T5":
         return _t5(family, head, config)
     if family == "Bart":
@@ -43,8 +44,8 @@ def parameters(architecture: str, config: Config) -> dict[str, Shape]:
     own = dict(_expand((entry for entry in heads if entry != "+pooler"), config))
     if config.get("tie_word_embeddings", True):
         own.pop("lm_head.weight", None)
-    named = {f"{prefix}.{name}": shape for name, shape in _expand(pooled, config)}
-    return own | named if head == "MaskedLM" and family in _HEAD_FIRST else named | own
+    inside = {f"{prefix}.{name}": shape for name, shape in _expand(pooled, config)}
+    return own | inside if head == "MaskedLM" and family in _HEAD_FIRST else inside | own
 
 
 def _with(backbone: list[str], pooler: list[str], family: str) -> list[str]:
@@ -311,6 +312,27 @@ def _jamba(config: Config) -> list[str]:
     return [*entries, "final_layernorm/H"]
 
 
+def _qwen3_5(config: Config) -> list[str]:
+    """Qwen3.5's layers have a gated delta rule, or attention with a gate."""
+    keys, values = (
+        int(config[f"linear_num_{part}_heads"]) * int(config[f"linear_{part}_head_dim"]) for part in ("key", "value")
+    )
+    count, inner = int(config["linear_num_value_heads"]), 2 * keys + values
+    delta = (
+        f"dt_bias={count} A_log={count} conv1d/{inner},1,{config['linear_conv_kernel_dim']} "
+        f"norm/{config['linear_value_head_dim']} out_proj/H,{values} in_proj_qkv/{inner},H in_proj_z/{values},H "
+        f"in_proj_b/{count},H in_proj_a/{count},H"
+    )
+    mixers = {
+        "linear_attention": " ".join(f"linear_attn.{entry}" for entry in delta.split()),
+        "full_attention": (_OPTIONAL + _HEAD_NORMS).replace("q_proj/Q,H", "q_proj/2*Q,H"),  # and as many gates
+    }
+    feed = "mlp.gate_proj/I,H mlp.up_proj/I,H mlp.down_proj/H,I input_layernorm/H post_attention_layernorm/H"
+    layers = (f"{mixers[kind]} {feed}" for kind in config["layer_types"])
+    entries = (f"layers.{i}.{entry}" for i, layer in enumerate(layers) for entry in layer.split())
+    return ["embed_tokens/V,H", *entries, "norm/H"]
+
+
 def _lfm2(config: Config) -> list[str]:
     """LFM2's layers convolve or attend."""
     width = 2 * int(config["block_ff_dim"]) // 3
@@ -367,7 +389,7 @@ def _embedding_gemma2(config: Config) -> list[str]:
     return [f"language_model.{entry}" for entry in entries]
 
 
-_MIXED = {"EmbeddingGemma2": _embedding_gemma2, "Jamba": _jamba, "Lfm2": _lfm2, "NomicBertMoe": _nomic_moe}
+_MIXED = {"EmbeddingGemma2": _embedding_gemma2, "Jamba": _jamba, "Lfm2": _lfm2, "NomicBertMoe": _nomic_moe, "Qwen3_5Text": _qwen3_5}
 
 
 def _t5(family: str, head: str, config: Config) -> dict[str, Shape]:
@@ -452,6 +474,7 @@ _PREFIXES = {
         ("ModernBert", "EuroBert", "Ultrabert", "NeoMME", "Llama", "Mistral", "NVEmbed", "Qwen2", "Qwen3", "Jamba"),
         "model",
     ),
+    "Qwen3_5Text": "model",
     **dict.fromkeys(("Phi3", "Olmo2", "Granite", "SmolLM3", "Ministral3", "Qwen3Moe"), "model"),
     **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), "model"),
 }
@@ -543,6 +566,8 @@ _HEADS = {
     **dict.fromkeys((("Olmo2", "CausalLM"), ("Granite", "CausalLM")), "lm_head/V,H"),
     ("Olmo2", _SEQUENCE): "score/L,H",
     ("Lfm2", "CausalLM"): "lm_head/V,H",
+    ("Qwen3_5Text", "CausalLM"): "lm_head/V,H",
+    ("Qwen3_5Text", _SEQUENCE): "score/L,H",
     ("Jamba", "CausalLM"): "lm_head/V,H",
     ("Jamba", _SEQUENCE): "score/L,H",
 }

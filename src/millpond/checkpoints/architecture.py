@@ -186,6 +186,8 @@ class Architecture:
     adapters: bool = False  # the backbone takes `adapter_ids [1, tokens]`, an adapter for each token (-1: none)
     decoder: bool = False  # a causal language model, with a key-value cache to switch off
     recurrent: bool = False  # some layers carry a state from token to token instead of attending
+    # An encoder reads the first part of a text (token type 0), and a decoder the second (1), which it writes on
+    encodes_apart: bool = False
     pooler: bool = False  # the class would build BERT's pooler, which millpond does not use
     half: str = "float16"  # its half precision on a GPU
 

@@ -59,6 +59,7 @@ _SUFFIXES = (
 _ROTARY_ENCODER = "millpond.backends.torch.forwards.rotary_encoder:PackedRotaryEncoder"
 _DECODER = "millpond.backends.torch.forwards.decoder:PackedDecoder"
 _PLAN = "millpond.backends.torch.forwards.plan:PackedPlan"
+_RECURRENT = "millpond.backends.torch.forwards.recurrent"
 
 # What two or more rows have.
 _QWEN3 = DecoderTraits(window="layer", biases=("attention",), head_norms=True)
@@ -439,6 +440,20 @@ ARCHITECTURES = (
         head=BART_HEAD,
         example="facebook/bart-large-mnli",
     ),
+    Architecture(
+        prefix="T5Gemma2",
+        model_type="t5gemma2",
+        names=("T5Gemma2ForConditionalGeneration",),
+        pooling="lasttoken",
+        positions="rotary",
+        token_types=True,
+        decoder=True,
+        encodes_apart=True,
+        family="t5gemma2",
+        forward=_PLAN,
+        half="bfloat16",
+        example="KaLM-Embedding/KaLM-Reranker-V1-Nano",
+    ),
     _t5(
         prefix="T5",
         model_type="t5",
@@ -696,6 +711,25 @@ ARCHITECTURES = (
         example="LiquidAI/LFM2.5-Embedding-350M",
     ),
     _decoder(
+        prefix="Qwen3_5Text",
+        model_type="qwen3_5_text",
+        aliases=("qwen3_5",),
+        names=tuple(
+            f"Qwen3_5{kind}"
+            for kind in (
+                *("Model", "ForCausalLM", "ForConditionalGeneration"),
+                *("ForSequenceClassification", "ForTokenClassification"),
+            )
+        ),
+        half="bfloat16",
+        family="qwen3_5",
+        module=_RECURRENT,
+        forward=None,
+        traits=None,
+        recurrent=True,
+        example="infgrad/Prism-Qwen3.5-Reranker-0.8B",
+    ),
+    _decoder(
         prefix="GPTNeoX",
         model_type="gpt_neox",
         forward=_PLAN,
@@ -722,7 +756,7 @@ ARCHITECTURES = (
         positions="none",
         decoder=True,
         half="bfloat16",
-        module="millpond.backends.torch.forwards.jamba",
+        module=_RECURRENT,
         recurrent=True,
         example="ai21labs/Jamba-tiny-reward-dev",
     ),

@@ -15,6 +15,7 @@ from millpond.checkpoints.gguf.tensors import LINK
 from millpond.checkpoints.layouts.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
 from millpond.checkpoints.layouts.gliner import CONFIG as GLINER
 from millpond.checkpoints.layouts.gliner import is_gliner2, read_gliner, read_gliner2
+from millpond.checkpoints.layouts.kalm import is_kalm, read_kalm
 from millpond.checkpoints.layouts.late_interaction import names_colbert
 from millpond.checkpoints.layouts.latent_attention import with_latent_attention
 from millpond.checkpoints.layouts.listwise import read_listwise
@@ -138,6 +139,8 @@ def read_checkpoint(
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
     if labelled is not None:
         layout = PipelineLayout(transformer=labelled.folder, max_seq_length=labelled.max_tokens, gliner=labelled)
+    elif is_kalm(source.folder):
+        layout = PipelineLayout(transformer=source.folder)
     else:
         layout = read_layout(source.folder, role) if pairs is None else _layout_of(pairs)
     is_table = layout.static is not None or isinstance(layout.sparse, StaticWeights)
@@ -146,6 +149,7 @@ def read_checkpoint(
     if has_weights:
         check_readable(layout, source)
     stored = read_json_object(layout.transformer / "config.json", optional=is_table or labelled is not None)
+    stored = {**stored, **read_kalm(source.folder)}
     config = merge(stored if labelled is None else labelled.config, hf_overrides or {})
     if config.get("model_type") is None and (family := _family_of_code(config)) is not None:
         config["model_type"] = family

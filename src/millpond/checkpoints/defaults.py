@@ -421,6 +421,14 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "decoder_start_token_id": 2,
         "pad_token_id": 1,
     },
+    "t5gemma2": {
+        "hidden_size": 2304,
+        "vocab_size": 262208,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "head_dim": 256,
+        "encoder_chunk_size": 4,
+    },
     "t5": _T5,
     "umt5": {
         **_T5,
@@ -495,7 +503,10 @@ _THETA_BY_KIND = {
 _PARTS = {"neomme": {"full_attention": 0.25, "sliding_attention": 1.0}}
 # Fields that may be null, besides those whose default is.
 _NULLABLE = frozenset(
-    "pad_token_id num_key_value_heads head_dim sliding_window final_logit_softcapping attn_logit_softcapping".split()
+    (
+        "pad_token_id num_key_value_heads head_dim sliding_window final_logit_softcapping attn_logit_softcapping "
+        "encoder_chunk_size"
+    ).split()
 )
 # Fields of `rope_parameters` that are positive numbers.
 _NUMBERS = (

@@ -19,8 +19,8 @@ _TEXT_OF_PAGES = "for text, or the text of pages, load lightonai/GTE-ModernColBE
 _RERANKERS = "for scores of pairs load Qwen/Qwen3-Reranker-0.6B or zeroentropy/zerank-1-small"
 UNSERVED = (
     Unserved(
-        pattern=r"qwen3_5(_moe)?(_text)?|qwen3_next",
-        kind="a language model with layers of linear attention, as LightOn-rerank",
+        pattern=r"qwen3_5_moe(_text)?|qwen3_next",
+        kind="a language model with layers of linear attention and experts",
         nearest=f"{_RERANKERS}, for vectors Qwen/Qwen3-Embedding-0.6B",
     ),
     Unserved(
@@ -50,9 +50,10 @@ UNSERVED = (
         nearest="for one vector in many languages load sentence-transformers/LaBSE",
     ),
     Unserved(
-        pattern=r"t5gemma2?|longt5",
+        pattern=r"t5gemma|longt5",
         kind="an encoder with a decoder that writes",
-        nearest="for vectors load intfloat/e5-large-v2, for scores of pairs cross-encoder/ms-marco-MiniLM-L12-v2",
+        nearest="for vectors load intfloat/e5-large-v2, for scores of pairs KaLM-Embedding/KaLM-Reranker-V1-Nano or "
+        "cross-encoder/ms-marco-MiniLM-L12-v2",
     ),
     Unserved(
         pattern=r"bloom|gpt_neo|gptj|opt|mpt|falcon",

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from millpond.backends.native.families import missing_plan
 from millpond.checkpoints.published import Published, published
-from millpond.checkpoints.task_detection import detect_tasks
+from millpond.checkpoints.task_detection import MISSING_TEMPLATE, detect_tasks
 from millpond.engine.loading import identify
 from millpond.errors import ModelLoadError
 from millpond.tasks import Task
@@ -60,6 +60,8 @@ def verdict(name: str, layout: Published, root: Path) -> Verdict:
         torch = missing_plan(checkpoint.config, row) is not None
     except ModelLoadError as error:
         return Verdict(name=name, reason=str(error).replace(f"{root}/", ""))
+    if detected.needs_template:
+        return Verdict(name=name, reason=MISSING_TEMPLATE.format(name))
     table = row.model_type == "static"
     return Verdict(
         name=name,

@@ -33,6 +33,7 @@ from millpond.backends.native.plans.rotary_post_norm import (
     rotary_plan,
 )
 from millpond.backends.native.plans.t5 import t5_plan
+from millpond.backends.native.plans.t5gemma2 import t5gemma2_plan
 from millpond.backends.native.plans.tensors import Tensors
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import STATIC
@@ -59,6 +60,7 @@ _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] 
     "modernbert": modernbert_plan,
     "neomme": neomme_plan,
     "t5": t5_plan,
+    "t5gemma2": t5gemma2_plan,
     "umt5": partial(t5_plan, shared=False),
     "nomic_bert": partial(rotary_plan, biases=NOMIC_BIASES),
     "nomic_bert_moe": nomic_moe_plan,

@@ -90,8 +90,7 @@ class EncodeCall(ctypes.Structure):
         ("model", ctypes.POINTER(Model)),
         *((name, _pointer) for name in ("ids", "bounds", "types", "keys", "skip", "leads", "out", "workspace")),
         *((name, _int) for name in ("texts", "offset", "reading", "block", "threads")),
-        ("adapters", _pointer),
-        ("timings", _pointer),
+        *((name, _pointer) for name in ("adapters", "timings", "kept")),
     ]
 
 

@@ -46,15 +46,18 @@ struct NormWeights {
 //   kNorm       states = norm(sums), or of sums + states (`residual`); sums = the same (`target` 1), or only
 //               sums (2); sums += norm(branch) (3); branch = the same (4); states = norm(scale * sums + share * branch) (5)
 //   kProduct    heads = states W (`target` 0); sums = heads W (1), sums += heads W (2), branch = heads W (3),
-//               sums = states W (4), heads from column `columns` on = kept W (5)
+//               sums = states W (4), heads from column `columns` on = kept W (5); heads from column `columns` on of
+//               the kept rows, which lie behind the others, = kept W (6)
 //   kHeads      norms of query and key heads (norm, key_norm), of each or of all as one row (`whole`), then rotation by
-//               position
-//   kAttention  queries = attention; after it a call that reads one row of each text drops the others
+//               position; of the kept rows (`target` 1), whose keys begin at column `columns`
+//   kAttention  queries = attention; after it a call that reads one row of each text drops the others; `target` 1: to
+//               all of the text's kept rows too
 //   kFeed       sums = down(activation(up(states))) (`target` 1), sums += (2), branch = (3)
 //   kAdapt      behind the states (`target` 0), or the queries (1): their products with the first factors of the
 //               adapters, see adapters.h
 //   kConvolve   queries = keys * a convolution of queries * values, see convolution.h; read and dropped as for kAttention
-//   kKeep       kept = states
+//   kKeep       kept = states; or means of `reach` neighbours each, after which the rows are those of the call's second
+//               half (EncodeCall::kept)
 //   kGate, kExclude  the queries times a gate, or without their part along the values, see gates.h
 //   kExperts    as kFeed, of the feeds that a row's router chooses, see experts.h
 struct Step {
@@ -130,6 +133,10 @@ struct EncodeCall {
   std::int64_t threads;
   const std::int32_t* adapters;  // [texts], -1: none; null: none at all
   double* timings;             // [8] seconds of each kind of step, added up; null: not measured
+  // Of a model whose decoder reads another text than its encoder: the first half of the texts are for the encoder, the
+  // second half for the decoder, whose rows alone are results; [texts / 2 + 1] where each one's kept rows begin, and their
+  // end. Null: of any other model.
+  const std::int32_t* kept;
 };
 
 enum Stored : std::int64_t { kStoredFloat32, kStoredBfloat16 };

@@ -34,6 +34,7 @@ from millpond.errors import ModelLoadError
 _WIDEST = 8192  # kMostColumns of norms.h
 _MOST_TAPS = 8  # kMostTaps of convolution.h
 _MOST_EXPERTS = 1024  # kMost of experts.h
+_ALL = 1 << 40  # a distance beyond any token
 _WEIGHTS = ("weight", "down", "low")  # of a step
 
 
@@ -58,6 +59,7 @@ class Plan:
     types: int  # rows of the table of token types; 0: none
     positions: int  # positions that the model has; 0: any number
     adapters: int  # adapters of each weight; 0: none
+    chunk: int  # of a model of two parts (token types 0 and 1), states of the encoder that become one; 0: of any other
     rotations: tuple[Rotation, ...]  # tables of rotary positions, which have to cover a call's longest text
     owned: tuple[Any, ...]  # what the struct points to
 
@@ -77,6 +79,7 @@ class PlanBuilder:
         self._distance_tables: dict[int, tuple[Floats, int | None]] = {}  # with their addresses, by their ids
         self._hidden = self._output = self._heads = self._inner = self._vocabulary = self._types = self._positions = 0
         self._branch = self._kept = False
+        self._chunk = 0
         self._adapters, self._rank = adapters, rank
 
     def embed(
@@ -174,10 +177,29 @@ class PlanBuilder:
         self._heads = max(self._heads, weight.out)
         self._add(kind=structs.PRODUCT, target=0, weight=weight)
 
-    def keep_states(self) -> None:
-        """The states of an encoder, for :meth:`cross_heads` of its decoder."""
-        self._kept = True
-        self._add(kind=structs.KEEP)
+    def read_part(self, kind: int) -> None:
+        """From here on the rows of one part of each text, of this token type; their positions begin anew."""
+        if kind == 0 and self._steps:
+            raise NotSupported("steps before those of a part")
+
+    def merged_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int, turned: int) -> None:
+        """Queries, keys and values of the states; beside them keys and values of the kept states."""
+        own = query.weight.shape[0] // dim
+        self.heads(query, dim=dim, turned=own)
+        queries = self._steps[-1].sources[0].out
+        self.heads(key, value, dim=dim, turned=turned - own)
+        self._steps[-1].columns = queries
+        weight = self._steps[-1].sources[0]
+        self._add(kind=structs.PRODUCT, target=6, columns=queries, weight=weight)
+        self._heads = max(self._heads, queries + weight.out)
+
+    def keep_states(self, *, chunk: int | None = None) -> None:
+        """The states of an encoder, for :meth:`cross_heads` of its decoder.
+
+        ``chunk``: of parts, the means of so many neighbouring states each, for :meth:`merged_heads`.
+        """
+        self._kept, self._chunk = True, chunk or 0
+        self._add(kind=structs.KEEP, reach=self._chunk)
 
     def cross_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int) -> None:
         """Queries of the states; keys and values of the states that were kept."""
@@ -245,8 +267,12 @@ class PlanBuilder:
         value_norm: structs.NormWeights | None = None,
         whole: bool = False,
         rotation: Rotation | None = None,
+        merged: bool = False,
     ) -> None:
-        """Norms of heads, then the rotation of queries and keys; ``whole``: the norms are of all heads as one row."""
+        """Norms of heads, then the rotation of queries and keys; ``whole``: the norms are of all heads as one row.
+
+        ``merged``: the kept keys have the norm too, and no positions.
+        """
         if whole and heads * padded(dim) > _WIDEST:
             raise NotSupported(f"a norm of {heads * dim} columns")
         if rotation is not None:
@@ -264,6 +290,11 @@ class PlanBuilder:
             self._add(
                 kind=structs.HEADS, heads=heads + kv_heads, kv_heads=kv_heads, dim=padded(dim), key_norm=value_norm
             )
+        if merged and key_norm is not None:
+            columns = heads * padded(dim)
+            self._add(
+                kind=structs.HEADS, target=1, columns=columns, kv_heads=kv_heads, dim=padded(dim), key_norm=key_norm
+            )
 
     def attention(
         self,
@@ -276,21 +307,29 @@ class PlanBuilder:
         window: int | None = None,
         softcap: float | None = None,
         distances: Floats | DistanceTerms | None = None,  # [heads, 2 reach - 1]
+        before: int | None = None,
+        after: int | None = None,
+        merged: bool | None = None,
     ) -> None:
         """Attention, ``queries = attention``.
 
         ``window`` counts positions in each direction, the own one included. ``distances`` are added to the scores by
-        the distance of query and key; beside DeBERTa's terms there is neither window nor softcap.
+        the distance of query and key; beside DeBERTa's terms there is neither window nor softcap. Of a part (``merged``
+        is no ``None``) ``before`` and ``after`` are the positions back and ahead, ``None`` all of them; with ``merged``
+        its tokens attend to all kept states too.
         """
-        before = (1 << 40) if window is None else window - 1
+        if merged is None:
+            before = None if window is None else window - 1
+            after = 0 if causal else before
         self._add(
             kind=structs.ATTENTION,
+            target=int(bool(merged)),
             heads=heads,
             kv_heads=kv_heads,
             dim=padded(dim),
             scale=scale,
-            before=before,
-            after=0 if causal else before,
+            before=_ALL if before is None else before,
+            after=_ALL if after is None else after,
             softcap=softcap or 0.0,
             **self._distances(distances, heads),
         )
@@ -490,6 +529,7 @@ class PlanBuilder:
             types=self._types,
             positions=self._positions,
             adapters=self._adapters,
+            chunk=self._chunk,
             rotations=tuple(dict.fromkeys(self._rotations.values())),
             owned=(steps, *(held for held, _ in self._experts), *self._packer.owned),
         )

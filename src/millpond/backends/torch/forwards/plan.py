@@ -7,7 +7,7 @@ the family is described once, for GPUs too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -24,6 +24,8 @@ from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
 from millpond.backends.torch.forwards.deberta import Batches, DistanceAttention, DistanceBatches
 from millpond.backends.torch.forwards.encoder import Output
+from millpond.backends.torch.forwards.encoder_decoder import KeepChunks, MergedHeads, PartAttention, ReadPart
+from millpond.backends.torch.forwards.flow import Flow
 from millpond.backends.torch.forwards.linear import linear
 from millpond.backends.torch.forwards.rms_norm import RMSNorm
 from millpond.backends.torch.forwards.rotary import apply_rotary
@@ -34,35 +36,6 @@ from millpond.checkpoints.weights import stored_tensors
 from millpond.errors import ModelLoadError
 
 
-@dataclass(kw_only=True)
-class Flow:
-    """What passes from step to step: the buffers of ``native/encoder/plan.h``, and a call's arguments."""
-
-    ids: torch.Tensor  # [tokens]
-    positions: torch.Tensor  # [tokens]
-    types: torch.Tensor | None  # [tokens]
-    segments: Segments
-    states: torch.Tensor  # [tokens, columns]
-    sums: torch.Tensor  # [tokens, columns]
-    branch: torch.Tensor  # [tokens, columns]
-    heads: torch.Tensor  # [tokens, columns]: queries, keys and values, then the attention's result
-    kept: torch.Tensor  # [tokens, columns], an encoder's states
-    made: dict[nn.Module, Any] = field(default_factory=dict)  # what layers share, by the module that makes it
-
-    def put(self, result: torch.Tensor, target: str) -> None:
-        """``result`` as the sums, added to them ("add"), or as the branch."""
-        if target == "branch":
-            self.branch = result
-        else:
-            self.sums = self.sums + result if target == "add" else result
-
-    def keep(self, rows: torch.Tensor) -> None:
-        """Leave the other rows out from now on."""
-        self.states, self.sums, self.heads = self.states[rows], self.sums[rows], self.heads[rows]
-        self.branch = self.branch[rows] if len(self.branch) else self.branch
-        self.kept = self.kept[rows] if len(self.kept) else self.kept
-
-
 class PackedPlan(nn.Module):
     """A plan's steps over a checkpoint's tensors, run on one packed row."""
 
@@ -71,7 +44,9 @@ class PackedPlan(nn.Module):
     def __init__(self, steps: list[nn.Module]) -> None:
         super().__init__()
         self.steps = nn.ModuleList(steps)
-        self._last = max(i for i, step in enumerate(steps) if isinstance(step, _Attention | _Convolution))
+        self._last = max(
+            i for i, step in enumerate(steps) if isinstance(step, _Attention | _Convolution | PartAttention)
+        )
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, row: Architecture, *, device: torch.device, dtype: torch.dtype) -> Self:
@@ -113,12 +88,17 @@ class PackedPlan(nn.Module):
             branch=none,
             heads=none,
             kept=none,
+            text=(input_ids[0], types, segments),
         )
         for i, step in enumerate(self.steps):
             step(flow)
             if i == self._last and rows is not None:
                 flow.keep(rows)
-        return Output(last_hidden_state=flow.states[None])
+        states = flow.states
+        if flow.parts and rows is None:  # of the encoder's rows nothing is read
+            whole = states.new_zeros(segments.total, states.shape[1])
+            states = whole.index_copy_(0, flow.parts[1].rows, states)
+        return Output(last_hidden_state=states[None])
 
 
 class TorchPlan:
@@ -199,9 +179,17 @@ class TorchPlan:
         """``PlanBuilder.heads``."""
         self.steps.append(_Product(self._linear(*parts), source="states", target="heads"))
 
-    def keep_states(self) -> None:
+    def read_part(self, kind: int) -> None:
+        """``PlanBuilder.read_part``."""
+        self.steps.append(ReadPart(kind))
+
+    def keep_states(self, *, chunk: int | None = None) -> None:
         """``PlanBuilder.keep_states``."""
-        self.steps.append(_Keep())
+        self.steps.append(_Keep() if chunk is None else KeepChunks(chunk))
+
+    def merged_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int, turned: int) -> None:
+        """``PlanBuilder.merged_heads``."""
+        self.steps.append(MergedHeads(self._linear(query), self._linear(key, value)))
 
     def cross_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int) -> None:
         """``PlanBuilder.cross_heads``."""
@@ -226,12 +214,15 @@ class TorchPlan:
         value_norm: nn.Module | None = None,
         whole: bool = False,
         rotation: Rotation | None = None,
+        merged: bool = False,
     ) -> None:
         """``PlanBuilder.rotary``."""
         turn = None
         if rotation is not None:
             turn = self._once(rotation, lambda: _Turn(rotation, dim, device=self._device))
-        self.steps.append(_Heads((heads, kv_heads, dim), (norm, key_norm, value_norm), turn, whole=whole))
+        self.steps.append(
+            _Heads((heads, kv_heads, dim), (norm, key_norm, value_norm), turn, whole=whole, merged=merged)
+        )
 
     def attention(
         self,
@@ -244,8 +235,14 @@ class TorchPlan:
         window: int | None = None,
         softcap: float | None = None,
         distances: Floats | DistanceTerms | None = None,
+        before: int | None = None,
+        after: int | None = None,
+        merged: bool | None = None,
     ) -> None:
         """``PlanBuilder.attention``."""
+        if merged is not None:
+            self.steps.append(PartAttention((heads, kv_heads, dim), scale, before, after, merged=merged))
+            return
         if isinstance(distances, DistanceTerms):
             columns = distances.columns
             keys, queries = (
@@ -456,9 +453,10 @@ class _Heads(nn.Module):
         turn: nn.Module | None,
         *,
         whole: bool,
+        merged: bool,
     ) -> None:
         super().__init__()
-        self.sizes, self.whole, self.turn = sizes, whole, turn
+        self.sizes, self.whole, self.merged, self.turn = sizes, whole, merged, turn
         self.norm, self.key_norm, self.value_norm = norms
 
     def forward(self, flow: Flow) -> None:
@@ -470,6 +468,10 @@ class _Heads(nn.Module):
             if self.turn is not None and i < 2:
                 parts[i] = apply_rotary(parts[i].unflatten(1, (-1, dim)), *self.turn(flow)).flatten(1)
         flow.heads = torch.cat(parts, 1)
+        if self.merged:  # the kept keys have no positions
+            assert self.key_norm is not None and flow.kept_heads is not None
+            keys, values = flow.kept_heads.split(kv_heads * dim, 1)
+            flow.kept_heads = torch.cat((self.key_norm(keys.unflatten(1, (-1, dim))).flatten(1), values), 1)
 
 
 class _Convolution(nn.Module):
