@@ -52,6 +52,8 @@ def detect_tasks(
                 f"convert={convert!r} out"
             )
         return DetectedTasks(tasks=frozenset(("score",)), score_type="listwise")
+    if layout.static is not None and layout.static.bag is not None:  # a word's own vector says nothing
+        return DetectedTasks(tasks=_EMBED - {"token_embed"}, score_type="bi-encoder")
     if convert == "embed":
         return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
     if isinstance(layout.sparse, Splade | StaticWeights | SparseCode) and convert == "auto":

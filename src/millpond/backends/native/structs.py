@@ -8,7 +8,7 @@ from typing import ClassVar
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 # enum StepKind
-EMBED, NORM, PRODUCT, HEADS, ATTENTION, FEED, ADAPT, EXPERTS, CONVOLVE, KEEP = range(10)
+EMBED, NORM, PRODUCT, HEADS, ATTENTION, FEED, ADAPT, EXPERTS, CONVOLVE, KEEP, BLEND = range(11)
 # enum NormKind
 COPY, LAYER_NORM, RMS_NORM, SCALE = range(4)
 # enum Reading

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from millpond.checkpoints.classifiers import torch_activation
+from millpond.checkpoints.layouts.chain import read_head, read_pooling
 from millpond.checkpoints.layouts.sentence_transformers import (
-    read_head,
     read_modules,
-    read_pooling,
     read_prompts,
     read_transformer_settings,
     transformer_config,

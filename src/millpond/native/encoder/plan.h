@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts, kConvolve, kKeep };
+enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts, kConvolve, kKeep, kBlend };
 
 enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSigmoid };
 
@@ -52,6 +52,7 @@ struct NormWeights {
 //               adapters, see adapters.h
 //   kConvolve   queries = keys * a convolution of queries * values, see convolution.h; read and dropped as for kAttention
 //   kKeep       kept = states
+//   kBlend      branch = scale * states (`target` 0), branch += scale * states (1), and then states = branch (2)
 //   kExperts    as kFeed, of the feeds that a row's router chooses, see experts.h
 struct Step {
   std::int64_t kind;
@@ -75,7 +76,7 @@ struct Step {
   std::int64_t reach;      // distances are key - query + reach - 1; of an attention with DeBERTa's terms, see below
   std::int64_t heads, kv_heads, dim;
   std::int64_t before, after;  // how many positions back and ahead a query attends
-  double scale;                // of the scores, or of the words
+  double scale;                // of the scores, of the words, or of blended states
   double softcap;              // 0: none
   std::int64_t last;           // of an attention: the last one of the model
   // Of an attention with DeBERTa's terms (disentangled.h): `weight` holds the embeddings of distances as keys, `down` as
