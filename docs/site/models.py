@@ -35,6 +35,24 @@ COLUMNS: Mapping[str, Callable[[Architecture], bool]] = {
     "LLM reranker": lambda row: row.decoder and "ForCausalLM" not in row.refused,
     "SPLADE": lambda row: row.mlm is not None,
 }
+_MODULES = (
+    ("Transformer, MLMTransformer", "first", ""),
+    ("StaticEmbedding", "first", ""),
+    (
+        "WordEmbeddings",
+        "first",
+        "PhraseTokenizer, whose rules are NLTK's; `cls` pooling, which has no vector there, either",
+    ),
+    ("BoW", "first, without a pooling", ""),
+    ("Router, Asym", "first", ""),
+    ("WeightedLayerPooling", "behind a Transformer", "families that keep no states of layers here"),
+    ("WordWeights, Dense", "before the pooling", ""),
+    ("CNN", "before the pooling", "even kernels and strides, which pool the padding of a batch"),
+    ("LSTM", "before the pooling, behind WordEmbeddings", ""),
+    ("Pooling", "", ""),
+    ("Dense, LayerNorm, Normalize", "behind the pooling or a first module without one", ""),
+    ("Dropout", "anywhere", ""),
+)
 _ROWS = {"cls": "first token", "lasttoken": "last token"}
 
 _TEXT = """\
@@ -128,6 +146,18 @@ The others, in the words of the error that loading one raises:
 
 {refused}
 
+## Modules of sentence-transformers
+
+`modules.json` is run module by module, in both backends, or refused by the name of the module: none is skipped.
+
+{modules}
+
+A text has the vector that sentence-transformers gives it when it is alone. In a batch of texts the CNN there reads the
+padding of the shorter ones, which changes their vectors; here it does not. A text without known words is the zero
+vector, in max pooling too, where sentence-transformers gives minus infinity. WeightedLayerPooling takes effect if
+config.json has `output_hidden_states`, as there; the mean of layers is native over encoders like BERT (post-norm), and
+in torch over ModernBERT and decoders like Llama.
+
 ## LLM rerankers
 
 A language model that was trained to rerank is recognized by its name and `model_type`, by a chat template for queries
@@ -176,6 +206,7 @@ def page() -> str:
         served=len(served),
         census=_table(("family", "names", "tasks", "for example"), _by_family(served)),
         refused="\n".join(f"- {_reason(verdict)}" for verdict in verdicts if not verdict.served),
+        modules=_table(("module", "place", "what is refused"), _MODULES),
         rerankers=_table(
             ("name", "`model_type`", "score"),
             [(_code(family.pattern), _codes(family.model_types), _score(family)) for family in FAMILIES],

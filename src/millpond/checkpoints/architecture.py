@@ -238,6 +238,11 @@ class Architecture:
         module, _, name = self.forward.partition(":")
         return getattr(import_module(module), name)
 
+    @property
+    def averages_layers(self) -> bool:
+        """Whether its plan can give the mean of several layers' states: a post-norm encoder's, whose layers end so."""
+        return self.encoder is not None and not self.encoder.last_norm
+
     def head_names(self) -> tuple[str, ...]:
         """Modules and tensors of its heads, which a backbone leaves alone."""
         steps = (*self.classifiers.sequence, *self.classifiers.tokens, *self.reward_head)

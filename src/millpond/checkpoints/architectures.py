@@ -58,7 +58,7 @@ _SUFFIXES = (
 # Packed forwards.
 _ROTARY_ENCODER = "millpond.backends.torch.forwards.rotary_encoder:PackedRotaryEncoder"
 _DECODER = "millpond.backends.torch.forwards.decoder:PackedDecoder"
-_PLAN = "millpond.backends.torch.forwards.plan:PackedPlan"
+PLAN = "millpond.backends.torch.forwards.plan:PackedPlan"
 _RECURRENT = "millpond.backends.torch.forwards.recurrent"
 
 # What two or more rows have.
@@ -113,7 +113,7 @@ _decoder = partial(
 _t5 = partial(
     Architecture,
     family="t5",
-    forward=_PLAN,
+    forward=PLAN,
     pooling="mean",
     positions="relative",
     half="bfloat16",
@@ -164,7 +164,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="Ernie",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="ernie",
         token_types=True,
         pooler=True,
@@ -185,7 +185,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="MegatronBert",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="megatron-bert",
         token_types=True,
         pooler=True,
@@ -196,7 +196,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="XLMRobertaXL",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="xlm-roberta-xl",
         half="bfloat16",
         offset_positions=True,
@@ -213,7 +213,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="RoFormer",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="roformer",
         positions="rotary",
         token_types=True,
@@ -229,7 +229,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="RemBert",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="rembert",
         token_types=True,
         pooler=True,
@@ -244,7 +244,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="Longformer",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="longformer",
         offset_positions=True,
         pooler=True,
@@ -260,7 +260,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="BigBird",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="big_bird",
         token_types=True,
         pooler=True,
@@ -272,7 +272,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="MobileBert",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="mobilebert",
         half="bfloat16",
         token_types=True,
@@ -331,7 +331,7 @@ ARCHITECTURES = (
         token_types=True,
         recognized_by={"model_type": "nomic_bert", "num_experts": 2},
         family="nomic",
-        forward=_PLAN,
+        forward=PLAN,
         head=POOLER_HEAD,
         example="nomic-ai/nomic-embed-text-v2-moe",
     ),
@@ -379,7 +379,7 @@ ARCHITECTURES = (
         token_types=True,
         recognized_by={"model_type": "bert", "position_embedding_type": "alibi"},
         family="jina_bert",
-        forward=_PLAN,
+        forward=PLAN,
         head=POOLER_HEAD,
         mlm=BERT_MLM,
         example="jinaai/jina-embeddings-v2-base-en",
@@ -423,7 +423,7 @@ ARCHITECTURES = (
         token_types=True,
         half="bfloat16",
         family="deberta_v1",
-        forward=_PLAN,
+        forward=PLAN,
         head=DEBERTA_HEAD,
         example="cross-encoder/nli-deberta-base",
     ),
@@ -435,7 +435,7 @@ ARCHITECTURES = (
         positions="absolute",
         offset_positions=True,
         family="bart",
-        forward=_PLAN,
+        forward=PLAN,
         half="bfloat16",
         head=BART_HEAD,
         example="facebook/bart-large-mnli",
@@ -450,7 +450,7 @@ ARCHITECTURES = (
         decoder=True,
         encodes_apart=True,
         family="t5gemma2",
-        forward=_PLAN,
+        forward=PLAN,
         half="bfloat16",
         example="KaLM-Embedding/KaLM-Reranker-V1-Nano",
     ),
@@ -485,7 +485,7 @@ ARCHITECTURES = (
         pooling="mean",
         positions="rotary",
         family="ultrabert",
-        forward=_PLAN,
+        forward=PLAN,
         traits=DecoderTraits(window="radius", rotary_by_kind=True, biases=("attention", "mlp")),
         head=ULTRABERT_HEAD,
         example="dmis-lab/UltraBERT-150M",
@@ -636,7 +636,7 @@ ARCHITECTURES = (
         positions="rotary",
         half="bfloat16",
         family="embedding_gemma2",
-        forward=_PLAN,
+        forward=PLAN,
         refused=dict.fromkeys(
             ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "ForMaskedLM"),
             "a class that transformers does not have",
@@ -648,7 +648,7 @@ ARCHITECTURES = (
         model_type="phi3",
         half="bfloat16",
         family="phi3",
-        forward=_PLAN,
+        forward=PLAN,
         traits=DecoderTraits(window="config", partial=True),
         example="microsoft/Phi-4-mini-instruct",
     ),
@@ -656,7 +656,7 @@ ARCHITECTURES = (
         prefix="Olmo2",
         model_type="olmo2",
         half="bfloat16",
-        forward=_PLAN,
+        forward=PLAN,
         traits=DecoderTraits(biases=("attention",), head_norms=True, whole_norms=True, post_norms=True),
         example="allenai/OLMo-2-0425-1B",
     ),
@@ -667,7 +667,7 @@ ARCHITECTURES = (
         names=("LayerWiseMiniCPMModel", "LayerWiseMiniCPMForCausalLM"),
         family="layerwise",
         half="bfloat16",
-        forward=_PLAN,
+        forward=PLAN,
         traits=DecoderTraits(biases=("attention", "mlp"), multipliers=True),
         example="ibm-granite/granite-3.3-2b-base",
     ),
@@ -675,7 +675,7 @@ ARCHITECTURES = (
         prefix="SmolLM3",
         model_type="smollm3",
         half="bfloat16",
-        forward=_PLAN,
+        forward=PLAN,
         traits=DecoderTraits(window="layer", biases=("attention", "mlp"), unrotated="no_rope_layers"),
         example="HuggingFaceTB/SmolLM3-3B-Base",
     ),
@@ -684,7 +684,7 @@ ARCHITECTURES = (
         model_type="ministral3",
         half="bfloat16",
         family="ministral3",
-        forward=_PLAN,
+        forward=PLAN,
         traits=DecoderTraits(window="config"),
         example="mistralai/Ministral-3-3B-Base-2512",
     ),
@@ -705,7 +705,7 @@ ARCHITECTURES = (
         ),
         half="bfloat16",
         family="lfm2",
-        forward=_PLAN,
+        forward=PLAN,
         traits=None,
         recurrent=True,
         example="LiquidAI/LFM2.5-Embedding-350M",
@@ -732,7 +732,7 @@ ARCHITECTURES = (
     _decoder(
         prefix="GPTNeoX",
         model_type="gpt_neox",
-        forward=_PLAN,
+        forward=PLAN,
         traits=None,
         head=FamilyHead(sequence=SCORE, pooling="lasttoken"),
         example="EleutherAI/pythia-160m",
@@ -802,7 +802,7 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
             f'{name} is a {claimed}, {kind}; {way_out} pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
         )
     if row.takes_distances and config.get("position_embedding_type") in RELATIVE:  # of transformers 4 only
-        return replace(row, forward=_PLAN)
+        return replace(row, forward=PLAN)
     return row
 
 

@@ -29,7 +29,7 @@ from millpond.checkpoints.layouts.sparse import (
     names_splade,
 )
 from millpond.checkpoints.layouts.static import static_config, weights_config
-from millpond.checkpoints.modules import Dense, LayerNorm
+from millpond.checkpoints.modules import Convolution, Dense, LayerNorm, Lstm
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
 from millpond.checkpoints.weight_checks import check_quantization, check_whole
 from millpond.checkpoints.weights import check_config, check_pickles, check_weights
@@ -41,8 +41,8 @@ NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "tr
 # Classes of a checkpoint's own code for its config, and the `model_type` that they stand for.
 _CODE_FAMILIES = {"XLMRobertaFlashConfig": "xlm-roberta"}  # jina-reranker-v2-base-multilingual
 _TRANSFORMER_FILES = (
-    "sentence_*_config.json tokenizer*.json special_tokens_map.json added_tokens.json vocab.* merges.txt *.model "
-    "*.tiktoken chat_template.jinja"
+    "sentence_*_config.json wordembedding_config.json tokenizer*.json *tokenizer_config.json special_tokens_map.json "
+    "added_tokens.json vocab.* merges.txt *.model *.tiktoken chat_template.jinja"
 ).split()
 
 
@@ -163,6 +163,8 @@ def read_checkpoint(
         config["architectures"] = [config["architectures"]]
     if names_colbert(config) and layout.late_interaction is None:
         layout = stanford_layout(layout, config)
+    if not config.get("output_hidden_states"):  # without the other layers' states sentence-transformers takes the last
+        layout = replace(layout, layer_mean=None)
     listwise = read_listwise(layout.transformer, config)
     if listwise is not None:
         layout = replace(layout, listwise=listwise[0], token_heads=listwise[1], normalize=False)
@@ -186,9 +188,9 @@ def _family_of_code(config: Mapping[str, Any]) -> str | None:
 
 def check_readable(layout: PipelineLayout, source: Source) -> None:
     """Raise ModelLoadError unless the weights of a pipeline are there, and no pickles without torch."""
-    if not (isinstance(layout.sparse, StaticWeights) and layout.sparse.idf):
+    if not (isinstance(layout.sparse, StaticWeights) and layout.sparse.idf) and not _is_bag(layout):
         check_weights(layout.transformer, source)
-        check_pickles(weights_of(layout))
+    check_pickles(weights_of(layout))
 
 
 def check_numbers(layout: PipelineLayout, source: Source) -> None:
@@ -199,11 +201,19 @@ def check_numbers(layout: PipelineLayout, source: Source) -> None:
 
 def weights_of(layout: PipelineLayout) -> list[Path]:
     """The folders and files with the weights of a pipeline, the backbone's first."""
-    modules = [head for head in (*layout.token_heads, *layout.heads) if isinstance(head, Dense | LayerNorm)]
+    heads = (*layout.token_heads, *layout.heads)
+    modules = [head.folder for head in heads if isinstance(head, Dense | LayerNorm | Convolution | Lstm)]
+    modules += [] if layout.layer_mean is None else [layout.layer_mean.folder]
     code = [layout.sparse.folder] if isinstance(layout.sparse, SparseCode) else []
     beside = (layout.sparse, layout.token_vectors)
     files = [layer.path for layer in beside if isinstance(layer, TokenWeights | TokenVectors)]
-    return [layout.transformer, *(head.folder for head in modules), *code, *files]
+    backbone = [] if _is_bag(layout) else [layout.transformer]
+    return [*backbone, *modules, *code, *files]
+
+
+def _is_bag(layout: PipelineLayout) -> bool:
+    """Whether the first module is a BoW, whose weights are in its config.json."""
+    return layout.static is not None and layout.static.bag is not None
 
 
 def _layout_of(pairs: CrossEncoder) -> PipelineLayout:

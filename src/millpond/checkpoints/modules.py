@@ -87,5 +87,60 @@ class Codes:
     """``round(127 tanh(x))``: whole numbers from -127 to 127, compared by cosine (pplx-embed)."""
 
 
-TokenHead = Dense | LatentAttention
-Head = TokenHead | LayerNorm | Normalize | Codes
+@dataclass(frozen=True, kw_only=True)
+class WordWeights:
+    """A factor for each token's row, by its id; a mean divides by the sum of the factors, not by the count."""
+
+    weights: tuple[float, ...]
+    rest: float  # that of ids behind the last one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convolution:
+    """sentence-transformers' CNN: convolutions over a text's token rows, side by side; beyond its ends there are zeros.
+
+    Every kernel is odd, so that a token keeps its row.
+    """
+
+    folder: Path
+    in_features: int
+    channels: int  # of each kernel
+    kernels: tuple[int, ...]
+
+    @property
+    def out_features(self) -> int:
+        """Columns of the result."""
+        return self.channels * len(self.kernels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lstm:
+    """An LSTM over a text's token rows, in one direction or in both."""
+
+    folder: Path
+    in_features: int
+    hidden: int  # of a direction
+    layers: int
+    directions: int
+
+    @property
+    def out_features(self) -> int:
+        """Columns of the result."""
+        return self.hidden * self.directions
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerMean:
+    """sentence-transformers' WeightedLayerPooling: the weighted mean of the states behind layers ``first`` to the last.
+
+    Layer 0 is the embeddings.
+    """
+
+    folder: Path
+    first: int
+    layers: int  # of the backbone
+
+
+# What turns token rows into others, before the pooling
+TokenHead = Dense | LatentAttention | WordWeights | Convolution | Lstm
+Head = Dense | LatentAttention | LayerNorm | Normalize | Codes

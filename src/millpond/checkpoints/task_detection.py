@@ -61,6 +61,8 @@ def detect_tasks(
         return DetectedTasks(tasks=frozenset(("score",)), score_type="listwise")
     if row.encodes_apart:
         return _encoder_decoder(checkpoint, row, convert, token_id)
+    if layout.static is not None and layout.static.bag is not None:  # a word's own vector says nothing
+        return DetectedTasks(tasks=_EMBED - {"token_embed"}, score_type="bi-encoder")
     if convert == "embed":
         return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
     if isinstance(layout.sparse, Splade | StaticWeights | SparseCode) and convert == "auto":

@@ -34,6 +34,7 @@ from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenize
 from millpond.engine.input.plan import EncodesPairs
 from millpond.engine.tokenize.static_tokenizer import StaticTokenizer, without_specials
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.word_tokenizer import read_word_tokenizer
 from millpond.errors import InvalidRequestError, ModelLoadError, UnsupportedArchitectureError
 from millpond.support.cached_property import cached_property
 from millpond.tasks import Role, Task
@@ -275,6 +276,8 @@ def _options(config: EngineConfig) -> SpecOptions:
 
 
 def _tokenizer(checkpoint: Checkpoint, architecture: Architecture, layout: PipelineLayout) -> TextTokenizer:
+    if layout.static is not None and (layout.static.words is not None or layout.static.whole):
+        return read_word_tokenizer(layout.static, rows=int(checkpoint.config["vocab_size"]))
     if layout.static is not None:
         return StaticTokenizer.read(layout.static, rows=int(checkpoint.config["vocab_size"]))
     if isinstance(layout.sparse, StaticWeights):

@@ -43,7 +43,9 @@ from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.families.renaming import without_prefixes
 from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.layouts.gliner import of_backbone
+from millpond.checkpoints.modules import LayerMean
 from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.token_tensors import layer_shares
 from millpond.checkpoints.weights import stored_tensors, weight_files
 
 # The plans of families that have no names or traits in their row, by `model_type`.
@@ -106,7 +108,8 @@ def encoder_of(
     adapters = None
     if architecture.adapters:
         adapters = Adapters(without_prefixes(stored, architecture.tensor_prefix), config, checkpoint.source.name)
-    builder = _told(tensors, config, architecture, kernels, adapters)
+    shares = shares_of(checkpoint.layout.layer_mean, config, architecture)
+    builder = _told(tensors, config, architecture, kernels, adapters, shares)
     tensors.check()
     return NativeEncoder(builder.build([files, config, repr(architecture)] if files else None))
 
@@ -119,6 +122,15 @@ def tensors_of(
     plain = without_prefixes(stored, architecture.tensor_prefix)
     is_head = partial(is_head_tensor, architecture=architecture, config=config)
     return Tensors(rename(architecture, plain, config), checkpoint.source.name, is_head), config
+
+
+def shares_of(mean: LayerMean | None, config: Mapping[str, Any], row: Architecture) -> Sequence[float]:
+    """The part of each layer's states in the mean of them; empty: the last layer's are the result."""
+    if mean is None:
+        return ()
+    if row.encoder is None or not row.averages_layers:
+        raise NotSupported(f"{row.prefix} has no native plan that averages its layers")
+    return layer_shares(mean, int(config[row.encoder.fields.layers]))
 
 
 def missing_plan(config: Mapping[str, Any], architecture: Architecture) -> str | None:
@@ -145,11 +157,17 @@ def _completed(config: Mapping[str, Any], row: Architecture) -> dict[str, Any]:
 
 
 def _told(
-    tensors: Tensors, config: Mapping[str, Any], row: Architecture, kernels: Kernels, adapters: Adapters | None
+    tensors: Tensors,
+    config: Mapping[str, Any],
+    row: Architecture,
+    kernels: Kernels,
+    adapters: Adapters | None,
+    shares: Sequence[float] = (),
 ) -> PlanBuilder:
-    """A builder that knows all steps."""
+    """A builder that knows all steps; ``shares``: as of :class:`PlanBuilder`."""
     count = 0 if adapters is None else adapters.count
-    builder = PlanBuilder(kernels, adapters=count, rank=adapters.rank if adapters is not None and count else 0)
+    rank = adapters.rank if adapters is not None and count else 0
+    builder = PlanBuilder(kernels, adapters=count, rank=rank, shares=shares)
     tell(builder, tensors, config, row, adapters)
     return builder
 

@@ -144,6 +144,11 @@ class Formulas:
         """``PlanBuilder.keep_states``."""
         self._kept = self.states
 
+    def blend(self, share: float, *, begins: bool = False, ends: bool = False) -> None:
+        """``PlanBuilder.blend``."""
+        self._branch = share * self.states + (0.0 if begins else self._branch)
+        self.states = self._branch if ends else self.states
+
     def cross_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int) -> None:
         """``PlanBuilder.cross_heads``."""
         parts = (_product(self.states, query), _product(self._kept, key), _product(self._kept, value))

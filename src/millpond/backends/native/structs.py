@@ -8,7 +8,7 @@ from typing import ClassVar
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 # enum StepKind
-EMBED, NORM, PRODUCT, HEADS, ATTENTION, FEED, ADAPT, EXPERTS, CONVOLVE, KEEP, GATE, EXCLUDE = range(12)
+EMBED, NORM, PRODUCT, HEADS, ATTENTION, FEED, ADAPT, EXPERTS, CONVOLVE, KEEP, GATE, EXCLUDE, BLEND = range(13)
 # enum NormKind
 COPY, LAYER_NORM, RMS_NORM, SCALE = range(4)
 # enum Reading

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from millpond.checkpoints.classifiers import torch_activation
+from millpond.checkpoints.layouts.chain import read_head, read_pooling
 from millpond.checkpoints.layouts.kalm import is_kalm
 from millpond.checkpoints.layouts.sentence_transformers import (
-    read_head,
     read_modules,
-    read_pooling,
     read_prompts,
     read_transformer_settings,
     transformer_config,

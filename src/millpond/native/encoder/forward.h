@@ -457,6 +457,17 @@ struct Forward {
       std::memcpy(block.room.kept.row(from, c), block.room.states.row(from, c), rows * Isa::kPanel * sizeof(State));
   }
 
+  static void blend(const Block& block, const Step& step) {
+    const Floats scale = broadcast(float(step.scale));
+    for (int64_t r = block.team.first(block.rows); r < block.team.last(block.rows); r++)
+      for (int64_t c = 0; c < step.columns; c += kLanes) {
+        Floats x = scaled(Isa::load_state(block.room.states.row(r, c)), scale);
+        if (step.target != 0) x = sum_of(load(block.room.branch.row(r, c)), x);
+        store(block.room.branch.row(r, c), x);
+        if (step.target == 2) Isa::store_state(block.room.states.row(r, c), x);
+      }
+  }
+
   static void turn(const Block& block, const Step& step) {
     block.each_token([&](int64_t row, int64_t at, int64_t, int64_t) {
       turn_heads<Isa>(block.room.heads, row, block.call.offset + at, step);
@@ -618,6 +629,7 @@ struct Forward {
         break;
       case kGate:
       case kExclude: team.share([&] { gate(block, step); }); break;
+      case kBlend: team.share([&] { blend(block, step); }); break;
       case kExperts: team.share([&] { mix(block, step); }); break;
       default: feed(block, step);
     }

@@ -13,7 +13,7 @@
 #include <cstdint>
 
 enum StepKind : std::int64_t {
-  kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts, kConvolve, kKeep, kGate, kExclude
+  kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts, kConvolve, kKeep, kGate, kExclude, kBlend
 };
 
 enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSigmoid, kReluSquared };
@@ -59,6 +59,7 @@ struct NormWeights {
 //   kKeep       kept = states; or means of `reach` neighbours each, after which the rows are those of the call's second
 //               half (EncodeCall::kept)
 //   kGate, kExclude  the queries times a gate, or without their part along the values, see gates.h
+//   kBlend      branch = scale * states (`target` 0), branch += scale * states (1), and then states = branch (2)
 //   kExperts    as kFeed, of the feeds that a row's router chooses, see experts.h
 struct Step {
   std::int64_t kind;
@@ -82,7 +83,7 @@ struct Step {
   std::int64_t reach;      // distances are key - query + reach - 1; of an attention with DeBERTa's terms, see below
   std::int64_t heads, kv_heads, dim;
   std::int64_t before, after;  // how many positions back and ahead a query attends
-  double scale;                // of the scores, of the words, or of the sums in what is normalized
+  double scale;                // of the scores, the words, blended states, or of the sums in what is normalized
   double softcap;              // 0: none
   std::int64_t last;           // of an attention: the last one of the model
   // Of an attention with DeBERTa's terms (disentangled.h): `weight` holds the embeddings of distances as keys, `down` as

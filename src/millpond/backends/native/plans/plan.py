@@ -27,6 +27,7 @@ from millpond.backends.native.packing.weight_packer import (
     tensor_of,
 )
 from millpond.backends.native.plans.distances import DistanceTerms, by_head
+from millpond.backends.native.plans.layer_shares import LayerShares
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import ModelLoadError
@@ -64,10 +65,11 @@ class Plan:
     owned: tuple[Any, ...]  # what the struct points to
 
 
-class PlanBuilder:
+class PlanBuilder(LayerShares):
     """Collects steps; :meth:`build` packs their weights."""
 
-    def __init__(self, kernels: Kernels, *, adapters: int = 0, rank: int = 0) -> None:
+    def __init__(self, kernels: Kernels, *, adapters: int = 0, rank: int = 0, shares: Sequence[float] = ()) -> None:
+        super().__init__(shares)
         self._kernels = kernels
         self._packer = WeightPacker(kernels, adapters=adapters, rank=rank)
         self._steps: list[structs.Step] = []
@@ -176,6 +178,11 @@ class PlanBuilder:
         weight = self._packer.weight(*parts, order=order, adapter=adapter)
         self._heads = max(self._heads, weight.out)
         self._add(kind=structs.PRODUCT, target=0, weight=weight)
+
+    def blend(self, share: float, *, begins: bool = False, ends: bool = False) -> None:
+        """See :meth:`LayerShares.blend`."""
+        self._branch = True
+        self._add(kind=structs.BLEND, columns=padded(self._output), scale=share, target=2 if ends else int(not begins))
 
     def read_part(self, kind: int) -> None:
         """From here on the rows of one part of each text, of this token type; their positions begin anew."""

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from millpond.backends.native.families import tell, tensors_of
+from millpond.backends.native.families import shares_of, tell, tensors_of
 from millpond.backends.native.packing.weight_packer import Floats, Linear, NotSupported
 from millpond.backends.native.plans.distances import DistanceColumns, DistanceTerms
+from millpond.backends.native.plans.layer_shares import LayerShares
 from millpond.backends.native.plans.plan import Expert
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.backends.torch.attention.kernels import attend
@@ -56,8 +57,9 @@ class PackedPlan(nn.Module):
             WeightMismatchError: config.json and the weights disagree.
             ModelLoadError: A weight file is missing or damaged, or config.json asks for what is not computed here.
         """
-        builder, name = TorchPlan(device=device, dtype=dtype), checkpoint.source.name
+        name = checkpoint.source.name
         tensors, config = tensors_of(stored_tensors(checkpoint.layout.transformer), checkpoint, row)
+        builder = TorchPlan(device=device, dtype=dtype, shares=shares_of(checkpoint.layout.layer_mean, config, row))
         try:
             tell(builder, tensors, config, row)
         except NotSupported as reason:
@@ -101,10 +103,11 @@ class PackedPlan(nn.Module):
         return Output(last_hidden_state=states[None])
 
 
-class TorchPlan:
+class TorchPlan(LayerShares):
     """Makes a module of each step that is told to a ``PlanBuilder``, whose methods these are, without adapters."""
 
-    def __init__(self, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, *, device: torch.device, dtype: torch.dtype, shares: Sequence[float] = ()) -> None:
+        super().__init__(shares)
         self.steps: list[nn.Module] = []
         self._device, self._dtype = device, dtype
         self._shared: dict[int, tuple[Any, nn.Module]] = {}  # modules that several steps have, by what they are of
@@ -190,6 +193,10 @@ class TorchPlan:
     def merged_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int, turned: int) -> None:
         """``PlanBuilder.merged_heads``."""
         self.steps.append(MergedHeads(self._linear(query), self._linear(key, value)))
+
+    def blend(self, share: float, *, begins: bool = False, ends: bool = False) -> None:
+        """``PlanBuilder.blend``."""
+        self.steps.append(_Blend(share, begins=begins, ends=ends))
 
     def cross_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int) -> None:
         """``PlanBuilder.cross_heads``."""
@@ -377,6 +384,20 @@ class _GateByKept(nn.Module):
 
     def forward(self, flow: Flow) -> None:
         flow.heads = self.gate(flow.states) * self.norm(self.kept(flow.kept))
+
+
+class _Blend(nn.Module):
+    """A part of the states, added to the branch."""
+
+    def __init__(self, share: float, *, begins: bool, ends: bool) -> None:
+        super().__init__()
+        self.share, self.begins, self.ends = share, begins, ends
+
+    def forward(self, flow: Flow) -> None:
+        part = self.share * flow.states.float()
+        flow.branch = part if self.begins else flow.branch + part
+        if self.ends:
+            flow.states = flow.branch.to(flow.states.dtype)
 
 
 class _CrossHeads(nn.Module):
