@@ -467,6 +467,11 @@ ARCHITECTURES = (
     Architecture(
         prefix="Ultrabert",
         model_type="ultrabert",
+        # As the code that its checkpoints had before transformers knew them spells it
+        names=tuple(
+            f"UltraBert{kind}"
+            for kind in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+        ),
         pooling="mean",
         positions="rotary",
         family="ultrabert",
@@ -488,6 +493,7 @@ ARCHITECTURES = (
     _decoder(
         prefix="Llama",
         model_type="llama",
+        names=("ReasonIRModel", "LlamaEncoderModel"),
         pooling_field=LLAMA_POOLING,  # NVIDIA's older checkpoints call themselves llama
         example="samaya-ai/RepLLaMA-reproduced",
     ),
@@ -525,13 +531,14 @@ ARCHITECTURES = (
     _decoder(
         prefix="Qwen2",
         model_type="qwen2",
+        names=("QZhouModel",),
         traits=DecoderTraits(window="layer", biases=("qkv",)),
         example="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
     ),
     _decoder(
         prefix="Qwen3",
         model_type="qwen3",
-        names=("JinaForRanking",),
+        names=("JinaForRanking", "Splade", "VoyageQwen3BidirectionalEmbedModel"),
         mlm=CAUSAL_LM,
         traits=_QWEN3,
         example="Qwen/Qwen3-Embedding-0.6B",
@@ -618,7 +625,7 @@ ARCHITECTURES = (
         prefix="Granite",
         model_type="granite",
         aliases=("minicpm",),
-        names=("LayerWiseMiniCPMModel", "LayerWiseMiniCPMForCausalLM"),
+        names=("MiniCPM", "MiniCPMModel", "LayerWiseMiniCPMModel", "LayerWiseMiniCPMForCausalLM"),
         family="layerwise",
         half="bfloat16",
         forward=_PLAN,

@@ -123,12 +123,14 @@ def read_checkpoint(
     hf_overrides: Mapping[str, Any] | None = None,
     has_weights: bool = False,
     role: Role | None = None,
+    cache: Path | None = None,
 ) -> Checkpoint:
     """Read the descriptions in a checkpoint's files, but no weights; ``has_weights``: check that there are some.
 
-    ``role``: that of the texts, which a Router has modules for.
+    ``role``: that of the texts, which a Router has modules for. ``cache``: where an adapter is merged into its base
+    model; ``None``: in millpond's cache.
     """
-    source = merged(resolve(model, revision), hf_overrides)
+    source = merged(resolve(model, revision), hf_overrides, cache)
     labelled = None
     if (source.folder / GLINER).is_file():
         labelled = read_gliner(source.folder, source.name)

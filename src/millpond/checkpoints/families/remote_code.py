@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import class_names
 from millpond.checkpoints.checkpoint import Checkpoint
+from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
+from millpond.checkpoints.layouts.sparse import Splade
 from millpond.checkpoints.modules import Dense, Pooling
 from millpond.checkpoints.weights import find_tensor, tensor_shapes
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
@@ -24,16 +27,25 @@ from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 class RemoteCode:
     """What some code computes, in terms of the family that ``model_type`` names."""
 
-    pattern: str  # of `file.Class`
+    pattern: str  # of `file.Class`, and of a class that `architectures` name and only this code has
     model_types: tuple[str, ...]  # the families
     names: str = r".*"  # of the last part of the hub id, in small letters
     # Fields of config.json that say the same; those that are there have precedence
     fields: Mapping[str, Any] = field(default_factory=dict)
     pooling: Pooling | None = None  # where the files name none
     projection: str = ""  # a tensor that every token's states are multiplied with; empty: none
+    weighted: bool = False  # states are multiplied by their positions from 1 on, so that a mean is the weighted mean
+    splade: bool = False  # the vocabulary's logits are pooled, where the files name no modules
 
 
 _BIDIRECTIONAL = {"is_causal": False}
+_minicpm = partial(
+    RemoteCode,
+    model_types=("minicpm",),
+    fields=_BIDIRECTIONAL,
+    pooling=Pooling(modes=("mean",)),
+    weighted=True,
+)
 # Code that computes something else than the class of the same name in transformers, or the same.
 KNOWN = (
     RemoteCode(
@@ -47,9 +59,26 @@ KNOWN = (
     RemoteCode(
         pattern=r"modeling\w*\.Qwen2\w+", model_types=("qwen2",), names=r"kalm-embedding.*", fields=_BIDIRECTIONAL
     ),
-    # voyage-4-nano; its `architectures` name a language model.
     RemoteCode(
-        pattern=r"modeling_qwen3_bidirectional\.Qwen3BidirectionalModel",
+        pattern=r"(modeling_qzhou\.)?QZhouModel",
+        model_types=("qwen2",),
+        fields=_BIDIRECTIONAL,
+        pooling=Pooling(modes=("mean",)),
+    ),
+    # ReasonIR, and LLM2Vec's base models: the mean leaves the instruction out.
+    RemoteCode(
+        pattern=r"(modeling_reasonir_8b\.)?ReasonIRModel|(modeling_llama_encoder\.)?LlamaEncoderModel",
+        model_types=("llama",),
+        fields=_BIDIRECTIONAL,
+        pooling=Pooling(modes=("mean",), include_prompt=False),
+    ),
+    # MiniCPM-Embedding; the second name is the language model's, too.
+    _minicpm(pattern=r"(modeling_minicpm\.)?MiniCPM"),
+    _minicpm(pattern=r"modeling_minicpm\.MiniCPMModel", names=r"minicpm-embedding.*"),
+    RemoteCode(pattern=r"(splade\.)?Splade", model_types=("qwen3",), fields=_BIDIRECTIONAL, splade=True),
+    # voyage-4-nano, whose `architectures` name a language model; the other class is vLLM's.
+    RemoteCode(
+        pattern=r"modeling_qwen3_bidirectional\.Qwen3BidirectionalModel|VoyageQwen3BidirectionalEmbedModel",
         model_types=("qwen3",),
         fields=_BIDIRECTIONAL,
         pooling=Pooling(modes=("mean",)),
@@ -64,7 +93,7 @@ KNOWN = (
     RemoteCode(pattern=r"modeling_phi3\.Phi3\w+", model_types=("phi3",)),
 )
 # Families that were code of a checkpoint's own before transformers had them, or still are: theirs is what runs here.
-_ORIGINALS = frozenset(("nomic_bert", "new", "gte", "eurobert", "internlm2", "jina_embeddings_v3"))
+_ORIGINALS = frozenset(("nomic_bert", "new", "gte", "eurobert", "ultrabert", "internlm2", "jina_embeddings_v3"))
 # The key of auto_map by the ending of the class that config.json names.
 _KEYS = {
     "ForCausalLM": "AutoModelForCausalLM",
@@ -81,21 +110,32 @@ def apply(checkpoint: Checkpoint, row: Architecture) -> Checkpoint:
     Raises:
         UnsupportedArchitectureError: The code is not known, and might compute anything.
     """
-    for used in _used(checkpoint.config):
-        if _is_of(row, used, checkpoint.config):
-            continue
-        known = next((code for code in KNOWN if _matches(code, used, checkpoint)), None)
-        if known is None:
-            raise UnsupportedArchitectureError(_refusal(checkpoint, row, used))
-        layout = checkpoint.layout
-        if layout.pooling is None and known.pooling is not None:
-            layout = replace(layout, pooling=known.pooling)
-        if known.projection:
-            layout = replace(
-                layout, token_heads=(_projection(known.projection, layout.transformer), *layout.token_heads)
-            )
-        checkpoint = replace(checkpoint, config={**known.fields, **checkpoint.config}, layout=layout)
+    used = _used(checkpoint.config)
+    found: list[RemoteCode] = []
+    for name in dict.fromkeys((*used, checkpoint.architecture or "")):
+        known = next((code for code in KNOWN if _matches(code, name, checkpoint)), None)
+        if known is not None and known not in found:
+            found.append(known)
+        elif known is None and name in used and not _is_of(row, name, checkpoint.config):
+            raise UnsupportedArchitectureError(_refusal(checkpoint, row, name))
+    for known in found:
+        config = {**known.fields, **checkpoint.config}
+        checkpoint = replace(checkpoint, config=config, layout=_layout(known, checkpoint.layout))
     return checkpoint
+
+
+def _layout(known: RemoteCode, layout: PipelineLayout) -> PipelineLayout:
+    """The pipeline with what the code does behind the backbone."""
+    if layout.pooling is None and known.pooling is not None:
+        layout = replace(layout, pooling=known.pooling)
+    if known.weighted and layout.pooling is not None and layout.pooling.modes == ("mean",):
+        layout = replace(layout, pooling=replace(layout.pooling, modes=("weightedmean",)))
+    if known.splade and layout.sparse is None and layout.normalize is None:
+        layout = replace(layout, sparse=Splade(folder=layout.transformer))
+    if known.projection:
+        projection = _projection(known.projection, layout.transformer)
+        layout = replace(layout, token_heads=(projection, *layout.token_heads))
+    return layout
 
 
 def _projection(name: str, folder: Path) -> Dense:
