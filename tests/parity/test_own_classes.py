@@ -47,6 +47,7 @@ def rows_of(folder: Path, texts: Any, states: Callable[[torch.Tensor], torch.Ten
     [
         ("qwen2", "QZhouModel", "modeling_qzhou.QZhouModel"),
         ("qwen2", "QZhouModel", None),
+        ("qwen2", "Qwen2Model", "modeling.QZhouModel"),
         ("llama", "ReasonIRModel", "modeling_reasonir_8b.ReasonIRModel"),
         ("llama", "LlamaEncoderModel", "McGill-NLP/somewhere--modeling_llama_encoder.LlamaEncoderModel"),
     ],
@@ -106,16 +107,9 @@ def weighted(rows: list[np.ndarray]) -> np.ndarray:
 
 @BACKENDS
 @pytest.mark.parametrize("layout", [None, MEAN], ids=["plain", "modules"])
-@pytest.mark.parametrize(
-    ("name", "claimed", "code"),
-    [
-        ("anything", "MiniCPM", "modeling_minicpm.MiniCPM"),
-        ("anything", "MiniCPM", None),
-        ("MiniCPM-Embedding-Light", "MiniCPMModel", "modeling_minicpm.MiniCPMModel"),
-    ],
-)
-def test_minicpms_embedder(name, claimed, code, layout, backend, tmp_path, record_property):
-    folder = write_checkpoint(tmp_path / name, "llama", sentence_transformers=layout)
+@pytest.mark.parametrize("code", ["modeling_minicpm.MiniCPM", None])
+def test_minicpms_embedder(code, layout, backend, tmp_path, record_property):
+    folder = write_checkpoint(tmp_path / "model", "llama", sentence_transformers=layout)
 
     def states(model: LlamaModel, *, causal: bool) -> list[np.ndarray]:
         def way(ids: torch.Tensor) -> torch.Tensor:
@@ -133,7 +127,7 @@ def test_minicpms_embedder(name, claimed, code, layout, backend, tmp_path, recor
         "whole branches": weighted(states(minicpm(folder, depth=1), causal=False)),
     }
     fields: dict[str, Any] = {"model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16}
-    edit_json(folder / "config.json", architectures=[claimed], rope_scaling=None, **fields)
+    edit_json(folder / "config.json", architectures=["MiniCPM"], rope_scaling=None, **fields)
     if code is not None:
         edit_json(folder / "config.json", auto_map={"AutoModel": code})
     with engine(folder, backend=backend) as loaded:
@@ -146,12 +140,15 @@ def test_minicpms_embedder(name, claimed, code, layout, backend, tmp_path, recor
         assert np.abs(found - other).max() > VISIBLE, mistake
 
 
-def test_minicpms_language_model_is_not_its_embedder(tmp_path):
-    """The class that the language model's files name too counts by the checkpoint's name only."""
+@pytest.mark.parametrize("claimed", ["MiniCPMForCausalLM", "MiniCPMModel", None])
+def test_minicpms_language_model_is_not_its_embedder(claimed, tmp_path):
     folder = write_checkpoint(tmp_path / "MiniCPM-2B", "llama")
     own = {"AutoModel": "modeling_minicpm.MiniCPMModel", "AutoModelForCausalLM": "modeling_minicpm.MiniCPMForCausalLM"}
-    edit_json(folder / "config.json", model_type="minicpm", architectures=["MiniCPMForCausalLM"], auto_map=own)
-    with pytest.raises(UnsupportedArchitectureError, match="MiniCPMForCausalLM"):
+    named = None if claimed is None else [claimed]
+    edit_json(folder / "config.json", model_type="minicpm", architectures=named, auto_map=own)
+    with pytest.raises(
+        UnsupportedArchitectureError, match=f"({claimed or 'modeling_minicpm.MiniCPMModel'}).*is_causal"
+    ):
         engine(folder)
 
 

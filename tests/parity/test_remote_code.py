@@ -100,6 +100,7 @@ def test_modules_have_precedence(tmp_path):
         ("qwen2", {"AutoModel": ["modeling_mine.Qwen2Model", None]}),
         ("qwen3", {"AutoModel": "modeling_qwen.Qwen2Model"}),  # known of another family
         ("qwen3", {"AutoModel": "modeling.Qwen3Model"}),
+        ("qwen3", {"AutoModel": "modeling.QZhouModel"}),
         ("modernbert", {"AutoModel": "modeling_mine.ModernBertModel"}),
         ("bert", {"AutoModel": "modeling_rope_bert.RoPEBertModel"}),
         ("nomic", {"AutoModel": "modeling_mine.OtherModel"}),
@@ -124,6 +125,18 @@ def test_the_override_that_the_refusal_names(tmp_path):
     assert difference(found, right) <= TOLERANCE < VISIBLE < difference(found, wrong)
 
 
+def test_the_override_that_the_refusal_of_bilingual_embedders_names(tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "xlm-roberta")
+    expected = expected_of(folder, SHORT[:2])
+    own = {"AutoModel": "dangvantuan/bilingual_impl--modeling.BilingualModel"}
+    edit_json(folder / "config.json", model_type="bilingual", architectures=["BilingualModel"], auto_map=own)
+    with pytest.raises(UnsupportedArchitectureError, match="hf_overrides=") as caught:
+        engine(folder)
+    line = str(caught.value).rpartition("hf_overrides=")[2].replace("None", "null")
+    with engine(folder, hf_overrides=json.loads(line)) as loaded:
+        assert difference(states(loaded, SHORT[:2]), expected) <= TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("family", "own", "fields"),
     [
@@ -132,6 +145,7 @@ def test_the_override_that_the_refusal_names(tmp_path):
         ("qwen2", {"AutoModel": "modeling_qwen2_rm.Qwen2ForRewardModel"}, {}),
         ("jamba", {"AutoModelForCausalLM": "modeling_jamba.JambaForCausalLM"}, {"architectures": ["JambaForCausalLM"]}),
         ("gte", {"AutoModel": "modeling.NewModel"}, {}),
+        ("ultrabert", {"AutoModel": "modeling_ultrabert.UltraBertModel"}, {"architectures": ["UltraBertModel"]}),
         (
             "xlm-roberta",
             {"AutoModel": "jinaai/xlm-roberta-flash-implementation--modeling_xlm_roberta.XLMRobertaModel"},

@@ -44,7 +44,7 @@ from millpond.checkpoints.classifier_steps import (
     FamilyHead,
     Linear,
 )
-from millpond.checkpoints.unserved import unserved
+from millpond.checkpoints.unserved import CLASSES, unserved
 from millpond.errors import UnsupportedArchitectureError
 
 # Suffixes of the classes that config.json may name for a backbone. The backbone is loaded; heads are built here.
@@ -625,7 +625,7 @@ ARCHITECTURES = (
         prefix="Granite",
         model_type="granite",
         aliases=("minicpm",),
-        names=("MiniCPM", "MiniCPMModel", "LayerWiseMiniCPMModel", "LayerWiseMiniCPMForCausalLM"),
+        names=("MiniCPM", "LayerWiseMiniCPMModel", "LayerWiseMiniCPMForCausalLM"),
         family="layerwise",
         half="bfloat16",
         forward=_PLAN,
@@ -732,16 +732,23 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
     backbone = f'for the backbone alone pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
     if why_not is not None:
         raise UnsupportedArchitectureError(f"{name} is a {claimed}, {why_not}; {backbone}")
+    kind = unserved(str(claimed), CLASSES)
+    if kind is not None:
+        raise UnsupportedArchitectureError(
+            f"{name} is a {claimed}: {kind.kind}, which millpond does not run; {kind.nearest}"
+        )
     if claimed is not None and claimed not in class_names(row):
         own = claimed.startswith(row.prefix)
-        kind = (
+        what = (
             "another head than millpond runs"
             if own
             else f"a class of its own, which millpond does not know of {row.prefix}"
         )
         way_out = "for the backbone alone" if own else f"if it computes what {row.prefix}Model does"
+        unmasked = ', and "is_causal": False too if it only drops the causal mask' if row.decoder and not own else ""
         raise UnsupportedArchitectureError(
-            f'{name} is a {claimed}, {kind}; {way_out} pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
+            f"{name} is a {claimed}, {what}; {way_out} pass "
+            f'hf_overrides={{"architectures": ["{row.prefix}Model"]}}{unmasked}'
         )
     if row.takes_distances and config.get("position_embedding_type") in RELATIVE:  # of transformers 4 only
         return replace(row, forward=_PLAN)

@@ -29,9 +29,10 @@ from millpond.checkpoints.layouts.sparse import (
 from millpond.checkpoints.layouts.static import static_config, weights_config
 from millpond.checkpoints.modules import Dense, LayerNorm
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
+from millpond.checkpoints.unserved import NAMES, unserved
 from millpond.checkpoints.weight_checks import check_quantization, check_whole
 from millpond.checkpoints.weights import check_config, check_pickles, check_weights
-from millpond.errors import ModelLoadError
+from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 from millpond.tasks import Role
 
 # Keys of config.json that do not change a vector.
@@ -130,6 +131,7 @@ def read_checkpoint(
     ``role``: that of the texts, which a Router has modules for. ``cache``: where an adapter is merged into its base
     model; ``None``: in millpond's cache.
     """
+    _check_name(os.fspath(model))
     source = merged(resolve(model, revision), hf_overrides, cache)
     labelled = None
     if (source.folder / GLINER).is_file():
@@ -171,6 +173,13 @@ def read_checkpoint(
     if not layout.prompts and isinstance(instructions, Mapping) and layout.late_interaction is None:
         layout = replace(layout, prompts={str(name): str(text) for name, text in instructions.items()})
     return Checkpoint(source=source, config=config, layout=layout, cross_encoder=pairs, files=files)
+
+
+def _check_name(name: str) -> None:
+    """Refuse a hub id, or a folder of such a name, that is known to hold no checkpoint, before it is fetched."""
+    kind = unserved("/".join(Path(name).parts[-2:]), NAMES)
+    if kind is not None:
+        raise UnsupportedArchitectureError(f"{name} is {kind.kind}, which millpond does not run; {kind.nearest}")
 
 
 def _family_of_code(config: Mapping[str, Any]) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,6 @@ class RemoteCode:
 
 
 _BIDIRECTIONAL = {"is_causal": False}
-_minicpm = partial(
-    RemoteCode,
-    model_types=("minicpm",),
-    fields=_BIDIRECTIONAL,
-    pooling=Pooling(modes=("mean",)),
-    weighted=True,
-)
 # Code that computes something else than the class of the same name in transformers, or the same.
 KNOWN = (
     RemoteCode(
@@ -60,25 +52,30 @@ KNOWN = (
         pattern=r"modeling\w*\.Qwen2\w+", model_types=("qwen2",), names=r"kalm-embedding.*", fields=_BIDIRECTIONAL
     ),
     RemoteCode(
-        pattern=r"(modeling_qzhou\.)?QZhouModel",
+        pattern=r"(.*\.)?QZhouModel",
         model_types=("qwen2",),
         fields=_BIDIRECTIONAL,
         pooling=Pooling(modes=("mean",)),
     ),
     # ReasonIR, and LLM2Vec's base models: the mean leaves the instruction out.
     RemoteCode(
-        pattern=r"(modeling_reasonir_8b\.)?ReasonIRModel|(modeling_llama_encoder\.)?LlamaEncoderModel",
+        pattern=r"(.*\.)?(ReasonIR|LlamaEncoder)Model",
         model_types=("llama",),
         fields=_BIDIRECTIONAL,
         pooling=Pooling(modes=("mean",), include_prompt=False),
     ),
-    # MiniCPM-Embedding; the second name is the language model's, too.
-    _minicpm(pattern=r"(modeling_minicpm\.)?MiniCPM"),
-    _minicpm(pattern=r"modeling_minicpm\.MiniCPMModel", names=r"minicpm-embedding.*"),
-    RemoteCode(pattern=r"(splade\.)?Splade", model_types=("qwen3",), fields=_BIDIRECTIONAL, splade=True),
+    # MiniCPM-Embedding.
+    RemoteCode(
+        pattern=r"(.*\.)?MiniCPM",
+        model_types=("minicpm",),
+        fields=_BIDIRECTIONAL,
+        pooling=Pooling(modes=("mean",)),
+        weighted=True,
+    ),
+    RemoteCode(pattern=r"(.*\.)?Splade", model_types=("qwen3",), fields=_BIDIRECTIONAL, splade=True),
     # voyage-4-nano, whose `architectures` name a language model; the other class is vLLM's.
     RemoteCode(
-        pattern=r"modeling_qwen3_bidirectional\.Qwen3BidirectionalModel|VoyageQwen3BidirectionalEmbedModel",
+        pattern=r"modeling_qwen3_bidirectional\.Qwen3BidirectionalModel|(.*\.)?VoyageQwen3BidirectionalEmbedModel",
         model_types=("qwen3",),
         fields=_BIDIRECTIONAL,
         pooling=Pooling(modes=("mean",)),
