@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.parity.comparison import TOLERANCE, VISIBLE, difference
 from tests.tiny import TEXTS, edit_json, write_checkpoint
 from transformers import AutoModel, AutoTokenizer
@@ -220,6 +220,36 @@ def test_jina_v5_with_the_modules_listed(tmp_path: Path) -> None:
     (model / "modules.json").write_text(json.dumps(modules))
     documents = [f"Document: {text}" for text in TEXTS]
     assert difference(embedded(model), reference(base, factors["retrieval"], 2, None, documents)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_an_adapter_with_a_config_of_its_own_is_what_that_says(backend: Any, tmp_path: Path) -> None:
+    """splade-code-8B: an adapter of Qwen3, and the class of its own code."""
+    base = write_checkpoint(tmp_path / "base", "qwen3", wrapped=True, config={"tie_word_embeddings": False})
+    factors = write_adapter(tmp_path / "adapter", base, "qwen3", prefix="base_model.model.model.")
+    shutil.copyfile(base / "config.json", tmp_path / "adapter" / "config.json")
+    edit_json(tmp_path / "adapter" / "config.json", architectures=["Splade"], auto_map={"AutoModel": "splade.Splade"})
+    model = AutoModel.from_pretrained(base, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
+    for name, (down, up) in factors.items():
+        model.get_submodule(name).weight.data += 2 * up @ down
+    head, tokenizer = load_file(base / "model.safetensors")["lm_head.weight"], AutoTokenizer.from_pretrained(base)
+
+    @torch.inference_mode()
+    def weights(text: str, mask: bool) -> torch.Tensor:
+        ids = tokenizer(text, return_tensors="pt", truncation=True)["input_ids"]
+        size = ids.shape[1]
+        states = model(ids, attention_mask=None if mask else torch.zeros(1, 1, size, size)).last_hidden_state[0]
+        rows: torch.Tensor = (states @ head.T).relu().log1p().amax(0)
+        return rows
+
+    with Engine(tmp_path / "adapter", dtype="float32", device="cpu", backend=backend) as engine:
+        assert engine.tasks == {"sparse_embed"}
+        found = engine.sparse_embed(TEXTS[2:4]).embeddings
+    for text, entries in zip(TEXTS[2:4], found, strict=True):
+        right, wrong, row = weights(text, False), weights(text, True), torch.zeros(len(head))
+        row[list(entries)] = torch.tensor(list(entries.values()), dtype=torch.float32)
+        assert (row - right).abs().max() <= TOLERANCE * right.max()
+        assert (row - wrong).abs().max() > VISIBLE * right.max()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 class RemoteCode:
     """What some code computes, in terms of the family that ``model_type`` names."""
 
-    pattern: str  # of `file.Class`, and of a class that `architectures` name and only this code has
+    # Of `file.Class`; with a file that may be missing, of a class that no other code has, in `architectures` too
+    pattern: str
     model_types: tuple[str, ...]  # the families
     names: str = r".*"  # of the last part of the hub id, in small letters
     # Fields of config.json that say the same; those that are there have precedence
