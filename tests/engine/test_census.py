@@ -87,7 +87,6 @@ def test_the_tasks_are_those_of_the_files(name: str, tasks: set[str], verdicts: 
         ("Qdrant/constella-zero", "table of token vectors for queries .* NovaSearch/stella_en_400M_v5"),
         ("jxm/cde-small-v2", "a sample of the corpus"),
         ("nomic-ai/nomic-embed-vision-v1.5", "a tower for images, .* nomic-ai/nomic-embed-text-v1.5"),
-        ("Lajavaness/bilingual-embedding-base", "intfloat/multilingual-e5-base"),
     ],
 )
 def test_what_is_refused_is_named_with_what_is_near(name: str, said: str, verdicts: dict[str, Verdict]) -> None:

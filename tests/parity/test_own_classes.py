@@ -107,8 +107,9 @@ def weighted(rows: list[np.ndarray]) -> np.ndarray:
 
 @BACKENDS
 @pytest.mark.parametrize("layout", [None, MEAN], ids=["plain", "modules"])
-@pytest.mark.parametrize("code", ["modeling_minicpm.MiniCPM", None])
-def test_minicpms_embedder(code, layout, backend, tmp_path, record_property):
+@pytest.mark.parametrize("published", [True, False])
+def test_minicpms_embedder(published, layout, backend, tmp_path, record_property):
+    """As the hub has it, without `model_type` and with `auto_map`'s other class; and with the one class alone."""
     folder = write_checkpoint(tmp_path / "model", "llama", sentence_transformers=layout)
 
     def states(model: LlamaModel, *, causal: bool) -> list[np.ndarray]:
@@ -127,9 +128,10 @@ def test_minicpms_embedder(code, layout, backend, tmp_path, record_property):
         "whole branches": weighted(states(minicpm(folder, depth=1), causal=False)),
     }
     fields: dict[str, Any] = {"model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16}
+    if published:
+        own = {"AutoConfig": "configuration_minicpm.MiniCPMConfig", "AutoModel": "modeling_minicpm.MiniCPMModel"}
+        fields |= {"model_type": None, "auto_map": own, "is_causal": False}
     edit_json(folder / "config.json", architectures=["MiniCPM"], rope_scaling=None, **fields)
-    if code is not None:
-        edit_json(folder / "config.json", auto_map={"AutoModel": code})
     with engine(folder, backend=backend) as loaded:
         assert loaded.spec.pooling == ("weightedmean",)
         found = loaded.embed(SHORT).embeddings
@@ -138,6 +140,8 @@ def test_minicpms_embedder(code, layout, backend, tmp_path, record_property):
     assert worst <= TOLERANCE
     for mistake, other in mistakes.items():
         assert np.abs(found - other).max() > VISIBLE, mistake
+    with engine(folder, backend=backend, hf_overrides={"adapt_mean_pooling": False}) as loaded:
+        assert np.abs(loaded.embed(SHORT).embeddings - mistakes["a plain mean"]).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("claimed", ["MiniCPMForCausalLM", "MiniCPMModel", None])

@@ -125,16 +125,25 @@ def test_the_override_that_the_refusal_names(tmp_path):
     assert difference(found, right) <= TOLERANCE < VISIBLE < difference(found, wrong)
 
 
-def test_the_override_that_the_refusal_of_bilingual_embedders_names(tmp_path):
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("where", ["", "dangvantuan/bilingual_impl--"])
+@pytest.mark.parametrize("padding", [1, 0])
+def test_bilingual_embedders_are_xlm_roberta(padding, where, backend, tmp_path):
+    """The small one's padding has the id of the first token, which is then no position of its own."""
     folder = write_checkpoint(tmp_path / "model", "xlm-roberta")
-    expected = expected_of(folder, SHORT[:2])
-    own = {"AutoModel": "dangvantuan/bilingual_impl--modeling.BilingualModel"}
+    other = expected_of(folder, SHORT[:3])
+    edit_json(folder / "config.json", pad_token_id=padding, bos_token_id=0)
+    expected = expected_of(folder, SHORT[:3])
+    own = {"AutoConfig": f"{where}config.BilingualConfig", "AutoModel": f"{where}modeling.BilingualModel"}
     edit_json(folder / "config.json", model_type="bilingual", architectures=["BilingualModel"], auto_map=own)
-    with pytest.raises(UnsupportedArchitectureError, match="hf_overrides=") as caught:
-        engine(folder)
-    line = str(caught.value).rpartition("hf_overrides=")[2].replace("None", "null")
-    with engine(folder, hf_overrides=json.loads(line)) as loaded:
-        assert difference(states(loaded, SHORT[:2]), expected) <= TOLERANCE
+    with engine(folder, backend=backend) as loaded:
+        found = states(loaded, SHORT[:3])
+    assert difference(found, expected) <= TOLERANCE
+    if padding == 0:
+        assert difference(found, other) > VISIBLE
+        edit_json(folder / "config.json", bos_token_id=None)  # then positions count from one
+        with engine(folder, backend=backend) as loaded:
+            assert difference(states(loaded, SHORT[:3]), expected) > VISIBLE
 
 
 @pytest.mark.parametrize(

@@ -149,9 +149,11 @@ ARCHITECTURES = (
         model_type="xlm-roberta",
         offset_positions=True,
         pooler=True,
-        aliases=("camembert",),
+        # `bilingual` is XLM-RoBERTa's code under another name.
+        aliases=("camembert", "bilingual"),
         names=(
-            "BgeM3EmbeddingModel",
+            *("BgeM3EmbeddingModel", "BilingualModel", "BilingualForMaskedLM"),
+            *("BilingualForSequenceClassification", "BilingualForTokenClassification"),
             *("CamembertModel", "CamembertForMaskedLM"),
             *("CamembertForSequenceClassification", "CamembertForTokenClassification"),
         ),

@@ -38,7 +38,10 @@ from millpond.tasks import Role
 # Keys of config.json that do not change a vector.
 NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
 # Classes of a checkpoint's own code for its config, and the `model_type` that they stand for.
-_CODE_FAMILIES = {"XLMRobertaFlashConfig": "xlm-roberta"}  # jina-reranker-v2-base-multilingual
+_CODE_FAMILIES = {
+    "XLMRobertaFlashConfig": "xlm-roberta",  # jina-reranker-v2-base-multilingual
+    "MiniCPMConfig": "minicpm",  # MiniCPM-Embedding
+}
 _TRANSFORMER_FILES = (
     "sentence_*_config.json tokenizer*.json special_tokens_map.json added_tokens.json vocab.* merges.txt *.model "
     "*.tiktoken chat_template.jinja"

@@ -90,12 +90,6 @@ UNSERVED = (
         nearest="load Qwen/Qwen3-Embedding-8B or Qwen/Qwen3-Embedding-0.6B",
     ),
     Unserved(
-        pattern=r"bilingual",
-        kind="XLM-RoBERTa by code of its own",
-        nearest="load intfloat/multilingual-e5-base or BAAI/bge-m3; if you know that it computes what XLMRobertaModel "
-        'does pass hf_overrides={"model_type": "xlm-roberta", "architectures": ["XLMRobertaModel"], "auto_map": None}',
-    ),
-    Unserved(
         pattern=r"codesage",
         kind="an encoder of GPT-2's shape, with a tokenizer of its own",
         nearest="for code load jinaai/jina-embeddings-v2-base-code or nomic-ai/modernbert-embed-base",

@@ -34,7 +34,9 @@ class RemoteCode:
     fields: Mapping[str, Any] = field(default_factory=dict)
     pooling: Pooling | None = None  # where the files name none
     projection: str = ""  # a tensor that every token's states are multiplied with; empty: none
-    weighted: bool = False  # states are multiplied by their positions from 1 on, so that a mean is the weighted mean
+    # A field of config.json, true if missing: states are multiplied by their positions from 1 on, so that a mean is the
+    # weighted one; empty: they are not
+    weighted: str = ""
     splade: bool = False  # the vocabulary's logits are pooled, where the files name no modules
 
 
@@ -71,7 +73,7 @@ KNOWN = (
         model_types=("minicpm",),
         fields=_BIDIRECTIONAL,
         pooling=Pooling(modes=("mean",)),
-        weighted=True,
+        weighted="adapt_mean_pooling",
     ),
     RemoteCode(pattern=r"(.*\.)?Splade", model_types=("qwen3",), fields=_BIDIRECTIONAL, splade=True),
     # voyage-4-nano, whose `architectures` name a language model; the other class is vLLM's.
@@ -108,25 +110,27 @@ def apply(checkpoint: Checkpoint, row: Architecture) -> Checkpoint:
     Raises:
         UnsupportedArchitectureError: The code is not known, and might compute anything.
     """
-    used = _used(checkpoint.config)
     found: list[RemoteCode] = []
-    for name in dict.fromkeys((*used, checkpoint.architecture or "")):
-        known = next((code for code in KNOWN if _matches(code, name, checkpoint)), None)
+    # What a class that only one code has is beside, is that code.
+    own = _known(checkpoint.architecture or "", checkpoint)
+    for name in [] if own is not None else _used(checkpoint):
+        known = _known(name, checkpoint)
         if known is not None and known not in found:
             found.append(known)
-        elif known is None and name in used and not _is_of(row, name, checkpoint.config):
+        elif known is None and not _is_of(row, name, checkpoint.config):
             raise UnsupportedArchitectureError(_refusal(checkpoint, row, name))
-    for known in found:
+    for known in found if own is None else [own]:
         config = {**known.fields, **checkpoint.config}
-        checkpoint = replace(checkpoint, config=config, layout=_layout(known, checkpoint.layout))
+        checkpoint = replace(checkpoint, config=config, layout=_layout(known, checkpoint.layout, config))
     return checkpoint
 
 
-def _layout(known: RemoteCode, layout: PipelineLayout) -> PipelineLayout:
+def _layout(known: RemoteCode, layout: PipelineLayout, config: Mapping[str, Any]) -> PipelineLayout:
     """The pipeline with what the code does behind the backbone."""
     if layout.pooling is None and known.pooling is not None:
         layout = replace(layout, pooling=known.pooling)
-    if known.weighted and layout.pooling is not None and layout.pooling.modes == ("mean",):
+    weighted = known.weighted and config.get(known.weighted, True)
+    if weighted and layout.pooling is not None and layout.pooling.modes == ("mean",):
         layout = replace(layout, pooling=replace(layout.pooling, modes=("weightedmean",)))
     if known.splade and layout.sparse is None and layout.normalize is None:
         layout = replace(layout, sparse=Splade(folder=layout.transformer))
@@ -154,13 +158,15 @@ def _projection(name: str, folder: Path) -> Dense:
     )
 
 
-def _used(config: Mapping[str, Any]) -> list[str]:
+def _used(checkpoint: Checkpoint) -> list[str]:
     """``file.Class`` of the backbone, and of the class that config.json names, if they are code of its own."""
-    listed = config.get("auto_map")
+    listed = checkpoint.config.get("auto_map")
     if not isinstance(listed, Mapping):
         return []
-    claimed = str((config.get("architectures") or [""])[0])
+    claimed = checkpoint.architecture or ""
     keys = ["AutoModel", *(key for ending, key in _KEYS.items() if claimed.endswith(ending))]
+    if isinstance(checkpoint.layout.sparse, Splade):  # which sentence-transformers loads with its head
+        keys.append("AutoModelForMaskedLM")
     values = [value[0] if isinstance(value, list) and value else value for value in map(listed.get, keys)]
     return list(dict.fromkeys(str(value).rpartition("--")[2] for value in values if value))
 
@@ -170,6 +176,10 @@ def _is_of(row: Architecture, used: str, config: Mapping[str, Any]) -> bool:
     name = used.rpartition(".")[2]
     own = bool(row.recognized_by or row.unmasked) or config.get("model_type") in _ORIGINALS
     return name in row.names or (own and name in class_names(row))
+
+
+def _known(used: str, checkpoint: Checkpoint) -> RemoteCode | None:
+    return next((code for code in KNOWN if _matches(code, used, checkpoint)), None)
 
 
 def _matches(code: RemoteCode, used: str, checkpoint: Checkpoint) -> bool:
