@@ -98,9 +98,9 @@ A checkpoint with another family's `model_type` is recognized by further fields 
 
 `auto_map` in config.json names classes in files of the repository, which millpond never runs. Where the code of a
 family above became transformers', it is the same. Of other code these names (`file.Class`) are known; what they change
-is part of the model here. Any other is refused, since it may compute something else under the same names:
-`hf_overrides={{"auto_map": None}}` says that it does not, and `{{"auto_map": None, "is_causal": False}}` that it only
-drops the causal mask.
+is part of the model here. A class without a file is known in any, and where `architectures` name it. Any other code is
+refused, since it may compute something else under the same names: `hf_overrides={{"auto_map": None}}` says that it does
+not, and `{{"auto_map": None, "is_causal": False}}` that it only drops the causal mask.
 
 {codes}
 
@@ -284,9 +284,14 @@ def _own_code(code: RemoteCode) -> tuple[str, ...]:
     if code.pooling is not None:
         prompt = "" if code.pooling.include_prompt else " without the prompt"
         parts.append(f"pooling `{'+'.join(code.pooling.modes)}`{prompt}")
+    if code.weighted:
+        parts.append("weighted by position")
+    if code.splade:
+        parts.append("SPLADE")
     if code.projection:
         parts.append(f"states times `{code.projection}`")
-    return (_code(code.pattern) + named, _codes(code.model_types), "; ".join(filter(None, parts)) or "nothing")
+    pattern = code.pattern.replace(r"(.*\.)?", "")  # in any file
+    return (_code(pattern) + named, _codes(code.model_types), "; ".join(filter(None, parts)) or "nothing")
 
 
 def _recognized(row: Architecture) -> str:

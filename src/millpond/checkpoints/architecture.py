@@ -258,8 +258,11 @@ class Architecture:
         """Position of a text's first token."""
         if not self.offset_positions:
             return 0
-        padding = config.get("pad_token_id")
-        return (1 if padding is None else int(padding)) + 1
+        given = config.get("pad_token_id")
+        padding = 1 if given is None else int(given)
+        # A first token that counts as padding is where the padding is (bilingual-embedding-small: both ids are 0).
+        is_padding = self.model_type == "xlm-roberta" and given is not None and config.get("bos_token_id") == given
+        return padding if is_padding else padding + 1
 
     def capacity(self, config: Mapping[str, Any]) -> int | None:
         """Most tokens the position table (or the rotary training length) covers; ``None`` if the config names none.

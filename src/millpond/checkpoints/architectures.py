@@ -44,7 +44,7 @@ from millpond.checkpoints.classifier_steps import (
     FamilyHead,
     Linear,
 )
-from millpond.checkpoints.unserved import unserved
+from millpond.checkpoints.unserved import CLASSES, unserved
 from millpond.errors import UnsupportedArchitectureError
 
 # Suffixes of the classes that config.json may name for a backbone. The backbone is loaded; heads are built here.
@@ -150,9 +150,11 @@ ARCHITECTURES = (
         model_type="xlm-roberta",
         offset_positions=True,
         pooler=True,
-        aliases=("camembert",),
+        # `bilingual` is XLM-RoBERTa's code under another name.
+        aliases=("camembert", "bilingual"),
         names=(
-            "BgeM3EmbeddingModel",
+            *("BgeM3EmbeddingModel", "BilingualModel", "BilingualForMaskedLM"),
+            *("BilingualForSequenceClassification", "BilingualForTokenClassification"),
             *("CamembertModel", "CamembertForMaskedLM"),
             *("CamembertForSequenceClassification", "CamembertForTokenClassification"),
         ),
@@ -482,6 +484,11 @@ ARCHITECTURES = (
     Architecture(
         prefix="Ultrabert",
         model_type="ultrabert",
+        # As the code that its checkpoints had before transformers knew them spells it
+        names=tuple(
+            f"UltraBert{kind}"
+            for kind in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+        ),
         pooling="mean",
         positions="rotary",
         family="ultrabert",
@@ -503,6 +510,7 @@ ARCHITECTURES = (
     _decoder(
         prefix="Llama",
         model_type="llama",
+        names=("ReasonIRModel", "LlamaEncoderModel"),
         pooling_field=LLAMA_POOLING,  # NVIDIA's older checkpoints call themselves llama
         example="samaya-ai/RepLLaMA-reproduced",
     ),
@@ -555,13 +563,14 @@ ARCHITECTURES = (
     _decoder(
         prefix="Qwen2",
         model_type="qwen2",
+        names=("QZhouModel",),
         traits=DecoderTraits(window="layer", biases=("qkv",)),
         example="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
     ),
     _decoder(
         prefix="Qwen3",
         model_type="qwen3",
-        names=("JinaForRanking",),
+        names=("JinaForRanking", "Splade", "VoyageQwen3BidirectionalEmbedModel"),
         mlm=CAUSAL_LM,
         traits=_QWEN3,
         example="Qwen/Qwen3-Embedding-0.6B",
@@ -664,7 +673,7 @@ ARCHITECTURES = (
         prefix="Granite",
         model_type="granite",
         aliases=("minicpm",),
-        names=("LayerWiseMiniCPMModel", "LayerWiseMiniCPMForCausalLM"),
+        names=("MiniCPM", "LayerWiseMiniCPMModel", "LayerWiseMiniCPMForCausalLM"),
         family="layerwise",
         half="bfloat16",
         forward=PLAN,
@@ -790,16 +799,23 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
     backbone = f'for the backbone alone pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
     if why_not is not None:
         raise UnsupportedArchitectureError(f"{name} is a {claimed}, {why_not}; {backbone}")
+    kind = unserved(str(claimed), CLASSES)
+    if kind is not None:
+        raise UnsupportedArchitectureError(
+            f"{name} is a {claimed}: {kind.kind}, which millpond does not run; {kind.nearest}"
+        )
     if claimed is not None and claimed not in class_names(row):
         own = claimed.startswith(row.prefix)
-        kind = (
+        what = (
             "another head than millpond runs"
             if own
             else f"a class of its own, which millpond does not know of {row.prefix}"
         )
         way_out = "for the backbone alone" if own else f"if it computes what {row.prefix}Model does"
+        unmasked = ', and "is_causal": False too if it only drops the causal mask' if row.decoder and not own else ""
         raise UnsupportedArchitectureError(
-            f'{name} is a {claimed}, {kind}; {way_out} pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
+            f"{name} is a {claimed}, {what}; {way_out} pass "
+            f'hf_overrides={{"architectures": ["{row.prefix}Model"]}}{unmasked}'
         )
     if row.takes_distances and config.get("position_embedding_type") in RELATIVE:  # of transformers 4 only
         return replace(row, forward=PLAN)

@@ -287,6 +287,8 @@ MATRYOSHKA_FAMILIES = (
     MatryoshkaFamily(pattern=r"embeddinggemma-300m", dimensions=(128, 256, 512, 768)),
     MatryoshkaFamily(pattern=r"gte-multilingual-base", smallest=128),
     MatryoshkaFamily(pattern=r"static-(retrieval|similarity)-mrl-.*", smallest=32),
+    MatryoshkaFamily(pattern=r"voyage-4-nano", dimensions=(256, 512, 1024, 2048)),
+    MatryoshkaFamily(pattern=r"jina-embeddings-v5-text-(small|nano)(-.*)?", smallest=32),
     MatryoshkaFamily(pattern=r"jina-colbert-v2", dimensions=(64, 96, 128)),
 )
 

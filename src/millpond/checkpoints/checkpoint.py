@@ -31,15 +31,19 @@ from millpond.checkpoints.layouts.sparse import (
 from millpond.checkpoints.layouts.static import static_config, weights_config
 from millpond.checkpoints.modules import Convolution, Dense, LayerNorm, Lstm
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
+from millpond.checkpoints.unserved import NAMES, unserved
 from millpond.checkpoints.weight_checks import check_quantization, check_whole
 from millpond.checkpoints.weights import check_config, check_pickles, check_weights
-from millpond.errors import ModelLoadError
+from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 from millpond.tasks import Role
 
 # Keys of config.json that do not change a vector.
 NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
 # Classes of a checkpoint's own code for its config, and the `model_type` that they stand for.
-_CODE_FAMILIES = {"XLMRobertaFlashConfig": "xlm-roberta"}  # jina-reranker-v2-base-multilingual
+_CODE_FAMILIES = {
+    "XLMRobertaFlashConfig": "xlm-roberta",  # jina-reranker-v2-base-multilingual
+    "MiniCPMConfig": "minicpm",  # MiniCPM-Embedding
+}
 _TRANSFORMER_FILES = (
     "sentence_*_config.json wordembedding_config.json tokenizer*.json *tokenizer_config.json special_tokens_map.json "
     "added_tokens.json vocab.* merges.txt *.model *.tiktoken chat_template.jinja"
@@ -125,12 +129,15 @@ def read_checkpoint(
     hf_overrides: Mapping[str, Any] | None = None,
     has_weights: bool = False,
     role: Role | None = None,
+    cache: Path | None = None,
 ) -> Checkpoint:
     """Read the descriptions in a checkpoint's files, but no weights; ``has_weights``: check that there are some.
 
-    ``role``: that of the texts, which a Router has modules for.
+    ``role``: that of the texts, which a Router has modules for. ``cache``: where an adapter is merged into its base
+    model; ``None``: in millpond's cache.
     """
-    source = merged(resolve(model, revision), hf_overrides)
+    _check_name(os.fspath(model))
+    source = merged(resolve(model, revision), hf_overrides, cache)
     labelled = None
     if (source.folder / GLINER).is_file():
         labelled = read_gliner(source.folder, source.name)
@@ -177,6 +184,13 @@ def read_checkpoint(
     if not layout.prompts and isinstance(instructions, Mapping) and layout.late_interaction is None:
         layout = replace(layout, prompts={str(name): str(text) for name, text in instructions.items()})
     return Checkpoint(source=source, config=config, layout=layout, cross_encoder=pairs, files=files)
+
+
+def _check_name(name: str) -> None:
+    """Refuse a hub id, or a folder of such a name, that is known to hold no checkpoint, before it is fetched."""
+    kind = unserved("/".join(Path(name).parts[-2:]), NAMES)
+    if kind is not None:
+        raise UnsupportedArchitectureError(f"{name} is {kind.kind}, which millpond does not run; {kind.nearest}")
 
 
 def _family_of_code(config: Mapping[str, Any]) -> str | None:

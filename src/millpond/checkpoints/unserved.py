@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Unserved:
     """A kind of model that is refused."""
 
-    pattern: str  # of `model_type`
+    pattern: str  # of `model_type`, of a class, of a module or of a hub id
     kind: str  # what it is
     nearest: str  # what to use instead
 
@@ -86,18 +86,53 @@ UNSERVED = (
         nearest="load Qwen/Qwen3-Embedding-8B or Qwen/Qwen3-Embedding-0.6B",
     ),
     Unserved(
-        pattern=r"bilingual",
-        kind="XLM-RoBERTa by code of its own",
-        nearest="load intfloat/multilingual-e5-base or BAAI/bge-m3",
-    ),
-    Unserved(
         pattern=r"codesage",
-        kind="a decoder of code of its own design",
+        kind="an encoder of GPT-2's shape, with a tokenizer of its own",
         nearest="for code load jinaai/jina-embeddings-v2-base-code or nomic-ai/modernbert-embed-base",
     ),
 )
 
+# Classes beside a family that is served.
+CLASSES = (
+    Unserved(pattern=r"NomicVisionModel", kind="a tower for images", nearest="load nomic-ai/nomic-embed-text-v1.5"),
+)
+# Modules of sentence-transformers in code of the checkpoint's own.
+MODULES = (
+    Unserved(
+        pattern=r"sentence_transformers_impl\.Transformer",
+        kind="cde's two encoders, of which one reads a sample of the corpus",
+        nearest="load nomic-ai/modernbert-embed-base or Alibaba-NLP/gte-modernbert-base",
+    ),
+    Unserved(
+        pattern=r"SSE\.SSE",
+        kind="a table of token vectors and what transforms them",
+        nearest="load sentence-transformers/static-retrieval-mrl-en-v1",
+    ),
+)
+_SPARSE = (
+    "for sparse vectors load naver/splade-v3 or opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill"
+)
+# Hub ids of what is no checkpoint.
+NAMES = (
+    Unserved(pattern=r"Qdrant/bm25", kind="lists of stop words for BM25, which has no weights", nearest=_SPARSE),
+    Unserved(
+        pattern=r"Qdrant/minicoil-v1",
+        kind="BM25 whose words have four numbers each, from a graph of ONNX and a table",
+        nearest=_SPARSE,
+    ),
+    Unserved(
+        pattern=r"Qdrant/bm42-.*-attentions",
+        kind="BM25 whose words are weighted by a graph of ONNX that puts out attention",
+        nearest=_SPARSE,
+    ),
+    Unserved(
+        pattern=r"(Qdrant|DylanCouzon)/constella-zero",
+        kind="a table of token vectors for queries in a graph of ONNX",
+        nearest="load NovaSearch/stella_en_400M_v5, which embeds its documents, for queries too",
+    ),
+)
 
-def unserved(model_type: str) -> Unserved | None:
-    """The kind of a ``model_type``, if it is a known one."""
-    return next((kind for kind in UNSERVED if re.fullmatch(kind.pattern, model_type)), None)
+
+def unserved(name: str, kinds: tuple[Unserved, ...] = UNSERVED) -> Unserved | None:
+    """The kind of a ``model_type``, or of a name of another table, if it is a known one."""
+    return next((kind for kind in kinds if re.fullmatch(kind.pattern, name)), None)

@@ -55,7 +55,7 @@ def verdict(name: str, layout: Published, root: Path) -> Verdict:
     folder = root / name
     layout.write(folder)
     try:
-        checkpoint, row, _ = identify(EngineConfig(model=str(folder)))
+        checkpoint, row, _ = identify(EngineConfig(model=str(folder)), cache=root / "cache")
         detected = detect_tasks(checkpoint, row, convert="auto", token_id=lambda _: 0)
         torch = missing_plan(checkpoint.config, row) is not None
     except ModelLoadError as error:

@@ -244,15 +244,16 @@ def _read(config: EngineConfig) -> tuple[ModelDescription, InputEncoder]:
 
 
 def identify(
-    config: EngineConfig, *, has_weights: bool = False, role: Role | None = None
+    config: EngineConfig, *, has_weights: bool = False, role: Role | None = None, cache: Path | None = None
 ) -> tuple[Checkpoint, Architecture, PipelineLayout]:
-    """What the configuration files say."""
+    """What the configuration files say; ``cache``: as for :func:`read_checkpoint`."""
     checkpoint = read_checkpoint(
         config.model,
         revision=config.revision,
         hf_overrides=config.hf_overrides,
         has_weights=has_weights,
         role=role,
+        cache=cache,
     )
     layout = checkpoint.layout
     is_table = layout.static is not None or isinstance(layout.sparse, StaticWeights)

@@ -28,6 +28,7 @@ from millpond.checkpoints.layouts.sparse import (
 from millpond.checkpoints.layouts.static import StaticTable, is_model2vec, read_model2vec, read_static, read_word_table
 from millpond.checkpoints.modules import Dense, Head, LayerMean, Normalize, Pooling, TokenHead
 from millpond.checkpoints.resolve import read_json, read_json_object
+from millpond.checkpoints.unserved import MODULES, unserved
 from millpond.errors import ModelLoadError
 from millpond.tasks import SIMILARITIES, Role, Similarity
 
@@ -245,6 +246,9 @@ def _class_name(entry: Mapping[str, Any], listed: Path) -> str:
         return "Transformer"
     if dotted == _CODES:
         return "Codes"
+    kind = unserved(dotted, MODULES)
+    if kind is not None:
+        raise ModelLoadError(f"{listed} names {dotted}: {kind.kind}, which millpond does not run; {kind.nearest}")
     if not dotted.startswith(("sentence_transformers.", "pylate.")):
         raise ModelLoadError(
             f"{listed} names {dotted or 'a module without type'}, which is code of the checkpoint's own, and millpond "
