@@ -114,7 +114,8 @@ def _add(
     known = {repr(token) for token in held}
     added: list[AddedToken | str] = [token for _, token in sorted(declared.items()) if repr(token) not in known]
     texts = {token.content for token in held} | {str(token) for token in added}
-    for token in (*settings.roles.values(), *(settings.extra or []), *(pieces or [])):
+    new = [token for role, token in settings.roles.items() if role in settings.new]
+    for token in (*new, *(settings.extra or []), *(pieces or [])):
         if str(token) not in texts and token not in added:
             added.append(token)
     roles = {str(token) for token in settings.roles.values()}
