@@ -429,6 +429,17 @@ def test_tokenizers_in_python_are_refused_unless_there_is_a_file(name, tmp_path)
         (folder / file).write_text("a 1\n")
     with pytest.raises(ModelLoadError, match=f"no tokenizer.json, and .* {name}, splits texts in Python .*bge-m3"):
         TextTokenizer.load(folder, lower=False)
+    (folder / "tokenizer_config.json").unlink()  # its files tell it, too
+    with pytest.raises(ModelLoadError, match="splits texts in Python .by vocab.txt and bpe.codes"):
+        TextTokenizer.load(folder, lower=False)
+
+
+@pytest.mark.parametrize("content", ["{broken", "{}", ""])
+def test_a_damaged_file_is_named(content, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "bert")
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelLoadError, match=rf"{folder}/tokenizer.json is no tokenizer .*; fetch it again"):
+        TextTokenizer.load(folder, lower=False)
 
 
 def test_what_is_not_built_is_left_to_transformers(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models, processors
 
+from millpond.checkpoints.resolve import check_pointer
 from millpond.checkpoints.tokenizers import sentencepiece
 from millpond.checkpoints.tokenizers.classes import GENERIC
 from millpond.checkpoints.tokenizers.pieces import Pieces, Setup, plain_ends
@@ -134,7 +135,11 @@ def _ends_by_own_code(fields: Mapping[str, Any]) -> bool:
 
 
 def _from_json(path: Path) -> _Source:
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the tokenizers library raises bare Exception
+        check_pointer(path)
+        raise ModelLoadError(f"{path} is no tokenizer that can be read: {error}; fetch it again") from error
     if isinstance(tokenizer.model, models.BPE):
         tokenizer.model.dropout = None  # of training: each reading of a text would be another
     return _Source(tokenizer=tokenizer, added=tokenizer.get_added_tokens_decoder())

@@ -128,6 +128,8 @@ def _class_of(config: Mapping[str, Any], fields: Mapping[str, Any], folder: Path
     name = named or registered or "TokenizersBackend"
     remote, has_file = isinstance(fields.get("auto_map"), dict | list), (folder / "tokenizer.json").is_file()
     if not has_file:
+        if name not in _IN_PYTHON and (folder / "bpe.codes").is_file():  # where no file names its class
+            name = "PhobertTokenizer"
         if name in _IN_PYTHON:
             raise ModelLoadError(
                 f"{folder} has no tokenizer.json, and its tokenizer, transformers' {name}, splits texts in Python "
