@@ -17,7 +17,12 @@ from millpond.checkpoints.layouts.gliner import CONFIG as GLINER
 from millpond.checkpoints.layouts.gliner import is_gliner2, read_gliner, read_gliner2
 from millpond.checkpoints.layouts.late_interaction import names_colbert
 from millpond.checkpoints.layouts.listwise import read_listwise
-from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout, read_layout, stanford_layout
+from millpond.checkpoints.layouts.sentence_transformers import (
+    PipelineLayout,
+    read_layout,
+    stanford_layout,
+    transformer_config,
+)
 from millpond.checkpoints.layouts.sparse import (
     SparseCode,
     Splade,
@@ -38,6 +43,8 @@ from millpond.tasks import Role
 NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
 # Classes of a checkpoint's own code for its config, and the `model_type` that they stand for.
 _CODE_FAMILIES = {"XLMRobertaFlashConfig": "xlm-roberta"}  # jina-reranker-v2-base-multilingual
+# Arguments of a loader among them that are no fields of config.json.
+_OF_THE_HUB = ("trust_remote_code", "revision", "code_revision", "token", "cache_dir", "subfolder", "local_files_only")
 _TRANSFORMER_FILES = (
     "sentence_*_config.json tokenizer*.json special_tokens_map.json added_tokens.json vocab.* merges.txt *.model "
     "*.tiktoken chat_template.jinja"
@@ -145,7 +152,8 @@ def read_checkpoint(
     if has_weights:
         check_readable(layout, source)
     stored = read_json_object(layout.transformer / "config.json", optional=is_table or labelled is not None)
-    config = merge(stored if labelled is None else labelled.config, hf_overrides or {})
+    stored = stored if labelled is None else labelled.config
+    config = merge(merge(stored, _module_overrides(layout.transformer)), hf_overrides or {})
     if config.get("model_type") is None and (family := _family_of_code(config)) is not None:
         config["model_type"] = family
     if not is_table:
@@ -169,6 +177,15 @@ def read_checkpoint(
     if not layout.prompts and isinstance(instructions, Mapping) and layout.late_interaction is None:
         layout = replace(layout, prompts={str(name): str(text) for name, text in instructions.items()})
     return Checkpoint(source=source, config=config, layout=layout, cross_encoder=pairs, files=files)
+
+
+def _module_overrides(folder: Path) -> Mapping[str, Any]:
+    """Fields of config.json that the settings of a Transformer module replace, as sentence-transformers does."""
+    settings = transformer_config(folder)
+    given = settings.get("config_args", settings.get("config_kwargs"))  # the first: until sentence-transformers 5
+    if given is not None and not isinstance(given, Mapping):
+        raise ModelLoadError(f"{folder}: config_kwargs {given!r} of its Transformer module must be an object")
+    return {key: value for key, value in (given or {}).items() if key not in _OF_THE_HUB}
 
 
 def _family_of_code(config: Mapping[str, Any]) -> str | None:
