@@ -152,8 +152,8 @@ def read_checkpoint(
     if has_weights:
         check_readable(layout, source)
     stored = read_json_object(layout.transformer / "config.json", optional=is_table or labelled is not None)
-    stored = stored if labelled is None else labelled.config
-    config = merge(merge(stored, _module_overrides(layout.transformer)), hf_overrides or {})
+    of_backbone = stored if labelled is None else labelled.config
+    config = merge(merge(of_backbone, _module_overrides(layout.transformer)), hf_overrides or {})
     if config.get("model_type") is None and (family := _family_of_code(config)) is not None:
         config["model_type"] = family
     if not is_table:
