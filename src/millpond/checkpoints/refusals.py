@@ -47,12 +47,11 @@ def in_place_of_code(row: Architecture, overrides: Mapping[str, Any]) -> str:
 
     A decoder's own code most often drops the causal mask: the family's class alone would give other vectors.
     """
-    way_out = (
-        f"the nearest that is served is {_nearest(row)}, and one that computes what {row.model_class} does is loaded "
-        f"with hf_overrides={_in_python(overrides)}"
+    values = {**overrides, **({"is_causal": False} if row.decoder else {})}
+    return (
+        f"the nearest that is served is {_nearest(row)}; if it computes what {row.model_class} does, pass "
+        f"hf_overrides={_in_python(values)}" + ", without is_causal if it has the causal mask" * row.decoder
     )
-    unmasked = f", or, without its causal mask, with hf_overrides={_in_python({**overrides, 'is_causal': False})}"
-    return way_out + unmasked * row.decoder
 
 
 def unknown_family(
