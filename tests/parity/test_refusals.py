@@ -254,8 +254,20 @@ ARCHITECTURES: Rows = [
     (
         model(),
         fields(model_type="pondformer", architectures=["PondModel"]),
-        r"PondModel.*pondformer.*it runs longformer",
+        r"PondModel.*pondformer.*it runs longformer.*for vectors load BAAI/bge-m3",
     ),
+    *(
+        # A class of a decoder's own most often drops the causal mask; the family's alone gives other vectors.
+        (
+            model("qwen2"),
+            fields(architectures=[claimed], auto_map={"AutoModel": f"modeling_pond.{claimed}"}),
+            rf"is a {claimed}, a class that millpond does not know beside Qwen2Model.*is .*Qwen3-Embedding-0.6B.*"
+            r'\{"architectures": \["Qwen2Model"\], "auto_map": None, "is_causal": False\}, without is_causal',
+        )
+        for claimed in ("PondModel", "Qwen2BiModel", "Qwen2ForPond")
+    ),
+    (model("nomic"), fields(architectures=["NomicVisionModel"]), "reads more than texts; .* nomic-ai/nomic-embed-text"),
+    (model("electra"), fields(architectures=["ElectraForQuestionAnswering"]), "is an ElectraForQuestionAnswering, ano"),
     *(
         (model(family), fields(architectures=[claimed]), claimed)
         for family in ("bert", "modernbert", "jina", "llama", "qwen3", "gpt2")
@@ -311,7 +323,9 @@ def test_code_of_the_checkpoints_own(native, tmp_path):
     own = {"auto_map": {"AutoModel": "modeling_pond.PondModel", "AutoConfig": "modeling_pond.PondConfig"}}
     if native:
         tiny.edit_json(folder / "config.json", **own)
-        with pytest.raises(UnsupportedArchitectureError, match=r'modeling_pond.PondModel.*\{"auto_map": None\}$'):
+        with pytest.raises(
+            UnsupportedArchitectureError, match=r'modeling_pond.PondModel.*bge-base.*\{"auto_map": None\}$'
+        ):
             load(folder)
         with load(folder, hf_overrides={"auto_map": None}) as engine:
             assert engine.embed(["a"]).embeddings.shape == (1, 48)

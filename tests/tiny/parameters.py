@@ -389,7 +389,13 @@ def _embedding_gemma2(config: Config) -> list[str]:
     return [f"language_model.{entry}" for entry in entries]
 
 
-_MIXED = {"EmbeddingGemma2": _embedding_gemma2, "Jamba": _jamba, "Lfm2": _lfm2, "NomicBertMoe": _nomic_moe, "Qwen3_5Text": _qwen3_5}
+_MIXED = {
+    "EmbeddingGemma2": _embedding_gemma2,
+    "Jamba": _jamba,
+    "Lfm2": _lfm2,
+    "NomicBertMoe": _nomic_moe,
+    "Qwen3_5Text": _qwen3_5,
+}
 
 
 def _t5(family: str, head: str, config: Config) -> dict[str, Shape]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -44,7 +43,7 @@ from millpond.checkpoints.classifier_steps import (
     FamilyHead,
     Linear,
 )
-from millpond.checkpoints.unserved import CLASSES, unserved
+from millpond.checkpoints.refusals import backbone_alone, unknown_class, unknown_family, with_article
 from millpond.errors import UnsupportedArchitectureError
 
 # Suffixes of the classes that config.json may name for a backbone. The backbone is loaded; heads are built here.
@@ -794,62 +793,16 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
     recognized = (row for row in ARCHITECTURES if row.is_recognized(config))
     row = next(recognized, None) or row_of(str(model_type))
     if row is None:
-        raise UnsupportedArchitectureError(_unknown_family(config, name))
+        raise UnsupportedArchitectureError(unknown_family(config, name, ARCHITECTURES, class_names))
     why_not = row.refused.get(str(claimed).removeprefix(row.prefix))
-    backbone = f'for the backbone alone pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
     if why_not is not None:
-        raise UnsupportedArchitectureError(f"{name} is a {claimed}, {why_not}; {backbone}")
-    kind = unserved(str(claimed), CLASSES)
-    if kind is not None:
-        raise UnsupportedArchitectureError(
-            f"{name} is a {claimed}: {kind.kind}, which millpond does not run; {kind.nearest}"
-        )
+        raise UnsupportedArchitectureError(f"{name} is {with_article(claimed)}, {why_not}; {backbone_alone(row)}")
     if claimed is not None and claimed not in class_names(row):
-        own = claimed.startswith(row.prefix)
-        what = (
-            "another head than millpond runs"
-            if own
-            else f"a class of its own, which millpond does not know of {row.prefix}"
-        )
-        way_out = "for the backbone alone" if own else f"if it computes what {row.prefix}Model does"
-        unmasked = ', and "is_causal": False too if it only drops the causal mask' if row.decoder and not own else ""
-        raise UnsupportedArchitectureError(
-            f"{name} is a {claimed}, {what}; {way_out} pass "
-            f'hf_overrides={{"architectures": ["{row.prefix}Model"]}}{unmasked}'
-        )
+        why_not = unknown_class(config, str(claimed), row)
+        raise UnsupportedArchitectureError(f"{name} is {with_article(claimed)}, {why_not}")
     if row.takes_distances and config.get("position_embedding_type") in RELATIVE:  # of transformers 4 only
         return replace(row, forward=PLAN)
     return row
-
-
-def _unknown_family(config: Mapping[str, Any], name: str) -> str:
-    """What a config.json is whose family is in no row."""
-    model_type, claimed = config.get("model_type"), (config.get("architectures") or [None])[0]
-    if model_type is None:
-        row = next((row for row in ARCHITECTURES if claimed in class_names(row)), None)
-        named = "and no architectures either" if claimed is None else f"and architectures names {claimed}"
-        way_out = (
-            "name the family" if row is None else f"if its weights are those of {row.model_class}, name the family"
-        )
-        example = "bert" if row is None else row.model_type
-        return (
-            f"{name} has no model_type in config.json, {named}, so its family is not known; {way_out}, as in "
-            f'hf_overrides={{"model_type": "{example}"}}'
-        )
-    remote = " and needs code of its own (auto_map)" if config.get("auto_map") else ""
-    kind = unserved(str(model_type))
-    if kind is not None:
-        return (
-            f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}: {kind.kind}, which millpond does "
-            f"not run; {kind.nearest}"
-        )
-    known = [kind for row in ARCHITECTURES for kind in (row.model_type, *row.aliases)]
-    near = get_close_matches(str(model_type), known, 1, cutoff=0.8)
-    return (
-        f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}, which millpond cannot run; "
-        + (f"of a similar name it runs {near[0]}, and " if near else "")
-        + "`millpond models` lists what it runs"
-    )
 
 
 def class_names(row: Architecture) -> frozenset[str]:

@@ -19,7 +19,12 @@ from millpond.checkpoints.layouts.kalm import is_kalm, read_kalm
 from millpond.checkpoints.layouts.late_interaction import names_colbert
 from millpond.checkpoints.layouts.latent_attention import with_latent_attention
 from millpond.checkpoints.layouts.listwise import read_listwise
-from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout, read_layout, stanford_layout
+from millpond.checkpoints.layouts.sentence_transformers import (
+    PipelineLayout,
+    read_layout,
+    stanford_layout,
+    transformer_config,
+)
 from millpond.checkpoints.layouts.sparse import (
     SparseCode,
     Splade,
@@ -44,6 +49,8 @@ _CODE_FAMILIES = {
     "XLMRobertaFlashConfig": "xlm-roberta",  # jina-reranker-v2-base-multilingual
     "MiniCPMConfig": "minicpm",  # MiniCPM-Embedding
 }
+# Arguments of a loader among them that are no fields of config.json.
+_OF_THE_HUB = ("trust_remote_code", "revision", "code_revision", "token", "cache_dir", "subfolder", "local_files_only")
 _TRANSFORMER_FILES = (
     "sentence_*_config.json wordembedding_config.json tokenizer*.json *tokenizer_config.json special_tokens_map.json "
     "added_tokens.json vocab.* merges.txt *.model *.tiktoken chat_template.jinja"
@@ -157,7 +164,8 @@ def read_checkpoint(
         check_readable(layout, source)
     stored = read_json_object(layout.transformer / "config.json", optional=is_table or labelled is not None)
     stored = {**stored, **read_kalm(source.folder)}
-    config = merge(stored if labelled is None else labelled.config, hf_overrides or {})
+    of_backbone = stored if labelled is None else labelled.config
+    config = merge(merge(of_backbone, _module_overrides(layout.transformer)), hf_overrides or {})
     if config.get("model_type") is None and (family := _family_of_code(config)) is not None:
         config["model_type"] = family
     if not is_table:
@@ -191,6 +199,15 @@ def _check_name(name: str) -> None:
     kind = unserved("/".join(Path(name).parts[-2:]), NAMES)
     if kind is not None:
         raise UnsupportedArchitectureError(f"{name} is {kind.kind}, which millpond does not run; {kind.nearest}")
+
+
+def _module_overrides(folder: Path) -> Mapping[str, Any]:
+    """Fields of config.json that the settings of a Transformer module replace, as sentence-transformers does."""
+    settings = transformer_config(folder)
+    given = settings.get("config_args", settings.get("config_kwargs"))  # the first: until sentence-transformers 5
+    if given is not None and not isinstance(given, Mapping):
+        raise ModelLoadError(f"{folder}: config_kwargs {given!r} of its Transformer module must be an object")
+    return {key: value for key, value in (given or {}).items() if key not in _OF_THE_HUB}
 
 
 def _family_of_code(config: Mapping[str, Any]) -> str | None:

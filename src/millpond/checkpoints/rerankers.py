@@ -7,7 +7,7 @@ name, the name in its config, its model card or a chat template for queries and 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -163,7 +163,9 @@ _SCORING = ("ForCausalLM", "ForConditionalGeneration", "ForSequenceClassificatio
 # Tokens by which sentence-transformers scores with a language model whose files name none.
 DEFAULT_TOKENS = ("no", "yes")
 _RANKING = frozenset(("text-ranking", "text-classification"))
+_RERANKER_TAGS = frozenset(("reranker", "reranking", "rerank", "text-reranking", "cross-encoder"))
 _EMBEDDING = frozenset(("feature-extraction", "sentence-similarity"))
+_EMBEDDING_TAGS = _EMBEDDING | {"embedding", "embeddings", "text-embedding", "text-embeddings"}
 
 
 def detect_reranker(checkpoint: Checkpoint) -> Reranker | None:
@@ -221,11 +223,14 @@ def check_unknown(checkpoint: Checkpoint) -> None:
     Raises:
         UnsupportedArchitectureError: As an embedder it would give vectors that mean nothing.
     """
-    task = _read_card(checkpoint.source.folder / "README.md").ranking_task
+    source = checkpoint.source
+    task, said = _read_card(source.folder / "README.md").ranking_task, "its README.md says"
+    if task is None and any("rerank" in name for name in _own_names(source.name, source.folder, checkpoint.config)):
+        task, said = "reranking", "its name says"
     if task is None:
         return
     raise UnsupportedArchitectureError(
-        f"{checkpoint.source.name} is a language model for {task}, as its README.md says, and millpond knows neither "
+        f"{source.name} is a language model for {task}, as {said}, and millpond knows neither "
         "the template nor the tokens that it scores pairs by; name them with score_template= (a Jinja file) and "
         'hf_overrides={"classifier_from_token": ["no", "yes"]}, or load it with convert="embed" if it embeds'
     )
@@ -240,11 +245,9 @@ def find_family(*, name: str, folder: Path, config: Mapping[str, Any]) -> Rerank
         if classes & set(family.classes):
             return family
     card = _read_card(folder / "README.md")
-    own = [name, folder.name, str(config.get("_name_or_path") or "")]
-    own += [part.rsplit("--", 1)[-1] for part in folder.parts if part.startswith("models--")]  # the hub's cache
+    own = _own_names(name, folder, config)
     families = [family for family in FAMILIES if config.get("model_type") in family.model_types]
-    for names in (own, card.base_models):
-        last_parts = {name.rstrip("/").rsplit("/", 1)[-1].lower() for name in names}
+    for last_parts in (own, _last_parts(card.base_models)):
         for family in families:
             if any(re.fullmatch(family.pattern, last) for last in last_parts):
                 return family
@@ -255,6 +258,16 @@ def _bounded(template: ScoreTemplate, config: Mapping[str, Any]) -> ScoreTemplat
     """KaLM's template with its settings, which are its code's where no file has them."""
     longest = Longest(document=config.get("document_max_length", 1024), query=config.get("query_max_length", 512))
     return replace(template.bound({"system": config.get("system_instruction")}), longest=longest)
+
+
+def _own_names(name: str, folder: Path, config: Mapping[str, Any]) -> set[str]:
+    """The last parts of the names that a checkpoint itself has."""
+    cached = [part.rsplit("--", 1)[-1] for part in folder.parts if part.startswith("models--")]  # the hub's cache
+    return _last_parts([name, folder.name, str(config.get("_name_or_path") or ""), *cached])
+
+
+def _last_parts(names: Iterable[str]) -> set[str]:
+    return {name.rstrip("/").rsplit("/", 1)[-1].lower() for name in names}
 
 
 def _override(config: Mapping[str, Any]) -> Reranker | None:
@@ -304,16 +317,15 @@ class _Card:
 def _read_card(path: Path) -> _Card:
     if not path.is_file():
         return _Card()
-    content = path.read_text(encoding="utf-8", errors="replace")
-    front = re.match(r"---\n(.*?)\n---\n", content, flags=re.DOTALL)
+    content = path.read_text(encoding="utf-8-sig", errors="replace").lstrip()
+    front = re.match(r"---[ \t]*\n(.*?)\n---[ \t]*(?:\n|$)", content, flags=re.DOTALL)
     matter, body = (front.group(1), content[front.end() :]) if front else ("", content)
-    tag = re.search(r"^pipeline_tag:[ \t]*[\"']?([\w-]+)", matter, flags=re.MULTILINE)
+    tag = re.search(r"^pipeline_tag[ \t]*:[ \t]*(?:[>|]-?\s+)?[\"']?([\w-]+)", matter, flags=re.MULTILINE)
     task = None if tag is None else tag.group(1)
     tags = _listed("tags", matter)
     # A pipeline_tag of vectors counts more than a tag, and one of texts, which every language model may have, less.
-    of_tags = (
-        None if task in _EMBEDDING or _EMBEDDING & set(tags) else next((tag for tag in tags if tag in _RANKING), None)
-    )
+    of_tags = next((tag for tag in tags if tag in _RANKING), "reranking" if _RERANKER_TAGS & set(tags) else None)
+    of_tags = None if task in _EMBEDDING or _EMBEDDING_TAGS & set(tags) else of_tags
     heading = re.search(r"^#\s+(.+)$", body, flags=re.MULTILINE)
     return _Card(
         base_models=tuple(name for name in _listed("base_model", matter) if "/" in name),
@@ -325,9 +337,7 @@ def _read_card(path: Path) -> _Card:
 
 def _listed(key: str, matter: str) -> list[str]:
     """The value of ``key`` in a card's front matter: one word, or a list of them in either of YAML's forms."""
-    found = re.search(rf"^{key}:[ \t]*(.*(?:\n[ \t]*-[ \t]+.*)*)", matter, flags=re.MULTILINE)
-    return (
-        re.findall(r"[\w.-]+(?:/[\w.-]+)?", re.sub(r"^[ \t]*-[ \t]", "", found.group(1), flags=re.MULTILINE))
-        if found
-        else []
-    )
+    # Up to the next key: a line that is not blank, indented, a comment, or a part of a list.
+    found = re.search(rf"^{key}[ \t]*:(.*(?:\n(?:[ \t#\]].*|-[ \t].*|(?=\n|$)))*)", matter, flags=re.MULTILINE)
+    lines = [] if found is None else re.sub(r"(?:^|\s)#.*", "", found.group(1)).split("\n")
+    return [word for line in lines for word in re.findall(r"[\w.-]+(?:/[\w.-]+)?", re.sub(r"^[ \t]*-[ \t]", "", line))]

@@ -18,6 +18,7 @@ from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.layouts.sparse import Splade
 from millpond.checkpoints.modules import Dense, Pooling
+from millpond.checkpoints.refusals import in_place_of_code
 from millpond.checkpoints.weights import find_tensor, tensor_shapes
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 
@@ -193,9 +194,8 @@ def _matches(code: RemoteCode, used: str, checkpoint: Checkpoint) -> bool:
 
 
 def _refusal(checkpoint: Checkpoint, row: Architecture, used: str) -> str:
-    mask = ', or with {"auto_map": None, "is_causal": False} if it only drops the causal mask' if row.decoder else ""
     return (
         f"{checkpoint.source.name} has code of its own ({used} in auto_map), which millpond neither knows nor runs and "
-        f"which may compute something else than transformers' {row.model_class}; if it does not, load it with "
-        f'hf_overrides={{"auto_map": None}}{mask}'
+        f"which may compute something else than transformers' {row.model_class}; "
+        f"{in_place_of_code(row, {'auto_map': None})}"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models, processors
 
-from millpond.checkpoints.resolve import read_json_object
+from millpond.checkpoints.resolve import check_pointer, read_json_object
 from millpond.checkpoints.tokenizers import sentencepiece
 from millpond.checkpoints.tokenizers.classes import GENERIC
 from millpond.checkpoints.tokenizers.pieces import Pieces, Setup, plain_ends
@@ -118,7 +118,8 @@ def _add(
     known = {repr(token) for token in held}
     added: list[AddedToken | str] = [token for _, token in sorted(declared.items()) if repr(token) not in known]
     texts = {token.content for token in held} | {str(token) for token in added}
-    for token in (*settings.roles.values(), *(settings.extra or []), *(pieces or [])):
+    new = [token for role, token in settings.roles.items() if role in settings.new]
+    for token in (*new, *(settings.extra or []), *(pieces or [])):
         if str(token) not in texts and token not in added:
             added.append(token)
     roles = {str(token) for token in settings.roles.values()}
@@ -143,7 +144,11 @@ def _ends_by_config(folder: Path) -> bool:
 
 
 def _from_json(path: Path) -> _Source:
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the tokenizers library raises bare Exception
+        check_pointer(path)
+        raise ModelLoadError(f"{path} is no tokenizer that can be read: {error}; fetch it again") from error
     if isinstance(tokenizer.model, models.BPE):
         tokenizer.model.dropout = None  # of training: each reading of a text would be another
     return _Source(tokenizer=tokenizer, added=tokenizer.get_added_tokens_decoder())

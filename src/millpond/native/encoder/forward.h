@@ -590,7 +590,7 @@ struct Forward {
   static int64_t timed_as(const Step& step) {
     if (step.kind == kExperts) return kFeed;
     if (step.kind == kConvolve) return kAttention;
-    if (step.kind == kKeep) return kNorm;
+    if (step.kind == kKeep || step.kind == kBlend) return kNorm;
     if (step.kind == kGate || step.kind == kExclude) return kHeads;
     return step.kind == kProduct && step.target != 0 && step.target != 5 ? 6 : step.kind;
   }
