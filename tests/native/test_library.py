@@ -391,4 +391,5 @@ STEPS = (
     "KEEP",
     "GATE",
     "EXCLUDE",
+    "BLEND",
 )

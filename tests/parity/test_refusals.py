@@ -266,7 +266,7 @@ ARCHITECTURES: Rows = [
         )
         for claimed in ("PondModel", "Qwen2BiModel", "Qwen2ForPond")
     ),
-    (model("nomic"), fields(architectures=["NomicVisionModel"]), "reads more than texts; .* nomic-ai/nomic-embed-text"),
+    (model("nomic"), fields(architectures=["NomicVisionModel"]), "a tower for images, .* nomic-ai/nomic-embed-text"),
     (model("electra"), fields(architectures=["ElectraForQuestionAnswering"]), "is an ElectraForQuestionAnswering, ano"),
     *(
         (model(family), fields(architectures=[claimed]), claimed)

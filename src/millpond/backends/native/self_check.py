@@ -99,7 +99,8 @@ def _cases(dtype: Precision, int8: Int8) -> Iterator[Case]:
 def _encoder(model: Model, dtype: Precision, int8: Int8, inputs: Inputs) -> NativeEncoder:
     kernels = kernels_of(dtype, int8=int8)
     assert kernels is not None
-    builder = PlanBuilder(kernels, **({} if inputs.adapters is None else {"adapters": 2, "rank": inputs.rank}))
+    adapted = inputs.adapters is not None
+    builder = PlanBuilder(kernels, adapters=2 if adapted else 0, rank=inputs.rank if adapted else 0)
     model(builder, dtype)
     return NativeEncoder(builder.build())
 
