@@ -41,7 +41,7 @@ def test_a_name_that_is_neither_folder_nor_hub_id(name, tmp_path, monkeypatch):
     inner = tmp_path / "outer" / "inner"  # beside tmp_path are the folders of other tests
     inner.mkdir(parents=True)
     monkeypatch.chdir(inner)
-    with pytest.raises(ModelLoadError, match=r"no hub id|missing|neither"):
+    with pytest.raises(ModelLoadError, match=r"no hub id|missing|neither|has no files"):
         read_checkpoint(name)
 
 
