@@ -26,15 +26,33 @@ ERRORS = Path(__file__).with_name("errors.json")  # written by tests/parity/meas
 _KINDS = {True: "decoder", False: "encoder"}
 # The columns of the table of tasks, and the families that have such checkpoints.
 COLUMNS: Mapping[str, Callable[[Architecture], bool]] = {
-    "embedder": lambda row: True,
-    "classifier": lambda row: "ForSequenceClassification" not in row.refused,
-    "cross-encoder": lambda row: "ForSequenceClassification" not in row.refused,
-    "token classifier": lambda row: True,
-    "reward model": lambda row: True,
-    "late interaction": lambda row: True,
-    "LLM reranker": lambda row: row.decoder,
+    "embedder": lambda row: not row.encodes_apart,
+    "classifier": lambda row: not row.encodes_apart and "ForSequenceClassification" not in row.refused,
+    "cross-encoder": lambda row: not row.encodes_apart and "ForSequenceClassification" not in row.refused,
+    "token classifier": lambda row: not row.encodes_apart and "ForTokenClassification" not in row.refused,
+    "reward model": lambda row: not row.encodes_apart and "ForRewardModel" not in row.refused,
+    "late interaction": lambda row: not row.encodes_apart,
+    "LLM reranker": lambda row: row.decoder and "ForCausalLM" not in row.refused,
     "SPLADE": lambda row: row.mlm is not None,
 }
+_MODULES = (
+    ("Transformer, MLMTransformer", "first", ""),
+    ("StaticEmbedding", "first", ""),
+    (
+        "WordEmbeddings",
+        "first",
+        "PhraseTokenizer, whose rules are NLTK's; `cls` pooling, which has no vector there, either",
+    ),
+    ("BoW", "first, without a pooling", ""),
+    ("Router, Asym", "first", ""),
+    ("WeightedLayerPooling", "behind a Transformer", "families that keep no states of layers here"),
+    ("WordWeights, Dense", "before the pooling", ""),
+    ("CNN", "before the pooling", "even kernels and strides, which pool the padding of a batch"),
+    ("LSTM", "before the pooling, behind WordEmbeddings", ""),
+    ("Pooling", "", ""),
+    ("Dense, LayerNorm, Normalize", "behind the pooling or a first module without one", ""),
+    ("Dropout", "anywhere", ""),
+)
 _ROWS = {"cls": "first token", "lasttoken": "last token"}
 
 _TEXT = """\
@@ -55,8 +73,8 @@ No graph is run.
 
 {families}
 
-- **Kind** is encoder or decoder, and how it knows positions: by a learned table (absolute), by rotation (rotary), or by
-  distances (relative).
+- **Kind** is encoder or decoder (or both, for two parts of a text), and how it knows positions: by a learned table
+  (absolute), by rotation (rotary), or by distances (relative).
 - **Pooling** is the default, if the checkpoint's files name none. The methods are {methods}; several can be joined by
   `+`.
 - **Classes** is where `*ForSequenceClassification` reads its logits: in a token's row, or where config.json says.
@@ -80,9 +98,9 @@ A checkpoint with another family's `model_type` is recognized by further fields 
 
 `auto_map` in config.json names classes in files of the repository, which millpond never runs. Where the code of a
 family above became transformers', it is the same. Of other code these names (`file.Class`) are known; what they change
-is part of the model here. Any other is refused, since it may compute something else under the same names:
-`hf_overrides={{"auto_map": None}}` says that it does not, and `{{"auto_map": None, "is_causal": False}}` that it only
-drops the causal mask.
+is part of the model here. A class without a file is known in any, and where `architectures` name it. Any other code is
+refused, since it may compute something else under the same names: `hf_overrides={{"auto_map": None}}` says that it does
+not, and `{{"auto_map": None, "is_causal": False}}` that it only drops the causal mask.
 
 {codes}
 
@@ -103,6 +121,9 @@ cell.
 - A **GLiNER** (gliner_config.json; any encoder of the table) has `token_classify` with
   [labels of your own](tasks.md#entities), a classifier of entailment `classify` with
   [labels of your own](tasks.md#classes).
+- **NV-Embed** (nvidia/NV-Embed-v1, -v2): its code appends `</s>` to each text, and so does millpond: leave it out of
+  yours. Prompts (`Instruct: ...`) are left out of the mean, counted as sentence-transformers counts them.
+- **EmbeddingGemma 2** and **NeoMME** read text alone, and not the weights for images and sound.
 - **Longformer** attends within its windows, as transformers does without global attention. **BigBird** attends to all
   tokens of a text up to `(5 + 2 num_random_blocks) block_size` (704), where its texts end. **MobileBERT** reads a
   token's neighbours, and past the ends of a text nothing: in transformers it reads the padding of a batch there.
@@ -125,6 +146,18 @@ The others, in the words of the error that loading one raises:
 
 {refused}
 
+## Modules of sentence-transformers
+
+`modules.json` is run module by module, in both backends, or refused by the name of the module: none is skipped.
+
+{modules}
+
+A text has the vector that sentence-transformers gives it when it is alone. In a batch of texts the CNN there reads the
+padding of the shorter ones, which changes their vectors; here it does not. A text without known words is the zero
+vector, in max pooling too, where sentence-transformers gives minus infinity. WeightedLayerPooling takes effect if
+config.json has `output_hidden_states`, as there; the mean of layers is native over encoders like BERT (post-norm), and
+in torch over ModernBERT and decoders like Llama.
+
 ## LLM rerankers
 
 A language model that was trained to rerank is recognized by its name and `model_type`, by a chat template for queries
@@ -136,6 +169,12 @@ README.md says `text-ranking` or `text-classification` is refused, with what to 
 Two have heads behind their last layers: `hf_overrides={{"cutoff_layers": 28}}` runs so many layers only. Tokens are not
 compressed (`compress_ratio`). `JinaForRanking` (jina-reranker-v3, v3.5) is a [listwise](engine.md#scores) reranker: its
 score depends on the list.
+
+KaLM-Reranker-V1 is an encoder that reads the document, and a decoder that reads the query; a `score_template=` for it
+has the character `\\ue0f5` between the two. As in the published code, the decoder attends to the means of four
+neighbouring states each (`hf_overrides={{"encoder_chunk_size": 1}}` compresses nothing); documents are cut to 1,024
+tokens and queries to 512 (`document_max_length`, `query_max_length`). Of checkpoints that read images too, such as
+LightOn-rerank, the text is run; LightOn-rerank-LW writes the order of four documents, and millpond writes nothing.
 
 ## Matryoshka
 
@@ -167,6 +206,7 @@ def page() -> str:
         served=len(served),
         census=_table(("family", "names", "tasks", "for example"), _by_family(served)),
         refused="\n".join(f"- {_reason(verdict)}" for verdict in verdicts if not verdict.served),
+        modules=_table(("module", "place", "what is refused"), _MODULES),
         rerankers=_table(
             ("name", "`model_type`", "score"),
             [(_code(family.pattern), _codes(family.model_types), _score(family)) for family in FAMILIES],
@@ -205,10 +245,11 @@ def _reason(verdict: Verdict) -> str:
 
 def _family(row: Architecture) -> tuple[str, ...]:
     pooling = row.classifiers.pooling
+    kind = "both" if row.encodes_apart else _KINDS[row.decoder]
     return (
         f"`{row.prefix}Model`",
         _codes((row.model_type, *row.aliases)),
-        f"{_KINDS[row.decoder]}, {'some layers recurrent' if row.recurrent else row.positions}",
+        f"{kind}, {'some layers recurrent' if row.recurrent else row.positions}",
         f"`{row.pooling}`",
         _ROWS.get(pooling, pooling) if isinstance(pooling, str) else "config.json",
         _backend(row),
@@ -243,9 +284,14 @@ def _own_code(code: RemoteCode) -> tuple[str, ...]:
     if code.pooling is not None:
         prompt = "" if code.pooling.include_prompt else " without the prompt"
         parts.append(f"pooling `{'+'.join(code.pooling.modes)}`{prompt}")
+    if code.weighted:
+        parts.append("weighted by position")
+    if code.splade:
+        parts.append("SPLADE")
     if code.projection:
         parts.append(f"states times `{code.projection}`")
-    return (_code(code.pattern) + named, _codes(code.model_types), "; ".join(filter(None, parts)) or "nothing")
+    pattern = code.pattern.replace(r"(.*\.)?", "")  # in any file
+    return (_code(pattern) + named, _codes(code.model_types), "; ".join(filter(None, parts)) or "nothing")
 
 
 def _recognized(row: Architecture) -> str:
@@ -256,6 +302,8 @@ def _recognized(row: Architecture) -> str:
 
 
 def _score(family: RerankerFamily) -> str:
+    if family.refused:
+        return "refused: it writes"
     if family.layer_heads:
         return (
             "the head of the last layer run" if family.layer_heads == "own" else "the first head, of the last layer run"
@@ -264,7 +312,8 @@ def _score(family: RerankerFamily) -> str:
         return "a score head"
     named = [f"token {token}" if isinstance(token, int) else f"`{token}`" for token in family.tokens]
     less = f" minus that of {named[0]}" if len(named) == 2 else ""
-    return f"logit of {named[-1]}{less}" + (f", divided by {family.divisor:g}" if family.divisor != 1 else "")
+    told = "" if family.template else "; its template is not known: pass `score_template=`, unless its files have one"
+    return f"logit of {named[-1]}{less}" + (f", divided by {family.divisor:g}" if family.divisor != 1 else "") + told
 
 
 def _code(pattern: str) -> str:

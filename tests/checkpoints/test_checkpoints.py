@@ -38,8 +38,10 @@ def test_a_hub_id_that_cannot_be_reached():
     "name", ["./missing", "a/b/c", "~/missing", "~nobody-of-that-name/model", "..", "with\\backslash"]
 )
 def test_a_name_that_is_neither_folder_nor_hub_id(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelLoadError, match=r"no hub id|missing|neither"):
+    inner = tmp_path / "outer" / "inner"  # beside tmp_path are the folders of other tests
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    with pytest.raises(ModelLoadError, match=r"no hub id|missing|neither|has no files"):
         read_checkpoint(name)
 
 

@@ -13,11 +13,16 @@ from millpond.checkpoints.defaults import _DEFAULTS, complete
 from millpond.checkpoints.families.native import translate
 from millpond.errors import ModelLoadError
 
-# Families whose fields no class of transformers has.
-OWN = ("nomic_bert_moe",)
+# Families whose fields no class of transformers has, and the one whose parts have them.
+OWN = ("nomic_bert_moe", "t5gemma2")
 ROWS = {row.model_type: row for row in ARCHITECTURES if row.model_type in _DEFAULTS and row.model_type not in OWN}
 # Families that transformers has no class of, and the one whose fields theirs are.
-LIKE = {"llama_bidirec": "llama", "internlm2": "llama", "jina_bert": "bert"}
+LIKE = {
+    "llama_bidirec": "llama",
+    "internlm2": "llama",
+    "jina_bert": "bert",
+    "embedding_gemma2": "embedding_gemma2_text",
+}
 # Fields in which checkpoints of a family differ, as their config.json spells them.
 LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 CONFIGS: dict[str, list[dict[str, Any]]] = {
@@ -67,9 +72,17 @@ def check(config: dict[str, Any], completed: dict[str, Any], model_type: str) ->
 
     expected = CONFIG_MAPPING[model_type].from_dict(json.loads(json.dumps(config)))
     compared = 0
-    # A family's translation computes these: a list of windows of a number, a width that LFM2's factor gives.
-    translated = {"attention_window", "intermediate_size" if model_type.startswith("lfm2") else ""}
-    for name in {*_DEFAULTS[model_type], "rope_parameters", "sliding_window", "head_dim"} - translated:
+    # A family's translation computes these, or its plan: a list of windows of a number, a width that LFM2's factor
+    # gives, EmbeddingGemma 2's width of the states, and what differs from layer to layer.
+    of_families = {
+        "lfm2": {"intermediate_size"},
+        "embedding_gemma2_text": {"hidden_size", "head_dim"},
+        "neomme": {"sliding_window"},
+    }
+    translated = {"attention_window"} | of_families.get(model_type, set())
+    own = next((family for family, like in LIKE.items() if like == model_type and family in _DEFAULTS), model_type)
+    known = _DEFAULTS.get(own, _DEFAULTS["gemma3_text"])
+    for name in {*known, "rope_parameters", "sliding_window", "head_dim"} - translated:
         if hasattr(expected, name) and name in completed:
             assert completed[name] == getattr(expected, name), name
             compared += 1
@@ -85,6 +98,13 @@ def test_the_defaults_are_those_of_transformers_class(family):
         completed = complete(config, ROWS[family])
         assert json.dumps(config) == given
         check(config, completed, model_type)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("part", ["t5gemma2_text", "t5gemma2_decoder"])
+def test_the_parts_of_t5gemma2_have_gemma_3_s_defaults(part):
+    for config in ({}, *CONFIGS["gemma3_text"][1:]):
+        check(config, complete(config, ROWS["gemma3_text"]), part)
 
 
 @pytest.mark.torch

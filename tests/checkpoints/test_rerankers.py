@@ -121,6 +121,12 @@ def test_a_card_that_mentions_a_reranker_is_not_one(tmp_path, card):
         ('pipeline_tag: "text-classification"', "text-classification"),
         ("tags:\n- finance\n- text-ranking", "text-ranking"),
         ("tags: [reranker, text-ranking]\npipeline_tag: text-generation", "text-ranking"),
+        ("tags: [\n  finance,\n  text-ranking\n]\nlicense: mit", "text-ranking"),
+        ("tags:\n# of its kind\n- finance\n\n- text-ranking  # yes\nlicense: mit", "text-ranking"),
+        ("pipeline_tag : >-\n  text-ranking", "text-ranking"),
+        ("tags:\n- qwen3\n- reranker", "reranking"),
+        ("tags:\n- embeddings\n- reranker", None),
+        ("tags:\n- finance\nlicense: mit\nlanguage:\n- text-ranking", None),
         ("tags:\n  - text-ranking\npipeline_tag: feature-extraction", None),
         ("tags:\n- sentence-similarity\n- text-classification", None),
         ("pipeline_tag: text-generation\ndescription: text-ranking", None),
@@ -136,6 +142,22 @@ def test_a_language_model_of_a_ranking_card_is_refused(tmp_path, matter, task):
     with pytest.raises(UnsupportedArchitectureError, match=f"a language model for {task}, as its README.md says"):
         check_unknown(read_checkpoint(folder))
     return None
+
+
+@pytest.mark.parametrize("begins", ["\ufeff---\n", "\n---\n", "---  \n", "---\r\n"])
+@pytest.mark.parametrize("ends", ["\n---", "\n--- \n# Mine\n", "\r\n---\r\n"])
+def test_front_matter_as_the_hub_reads_it(tmp_path, begins, ends):
+    folder = repository(tmp_path / "model", "qwen3", "Qwen3ForCausalLM")
+    (folder / "README.md").write_bytes(f"{begins}pipeline_tag: text-ranking{ends}".encode())
+    with pytest.raises(UnsupportedArchitectureError, match="a language model for text-ranking"):
+        check_unknown(read_checkpoint(folder))
+
+
+@pytest.mark.parametrize("name", ["PondRerank-1B", "models--someone--pond-reranker/snapshots/0a1b"])
+def test_a_language_model_of_a_reranker_s_name_is_refused_too(tmp_path, name):
+    folder = repository(tmp_path / name, "qwen3", "Qwen3ForCausalLM")
+    with pytest.raises(UnsupportedArchitectureError, match="a language model for reranking, as its name says"):
+        check_unknown(read_checkpoint(folder))
 
 
 def test_its_own_name_has_precedence_over_its_card(tmp_path):

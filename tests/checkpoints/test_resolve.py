@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,10 @@ from tests.tiny.heads import write_cross_encoder
 
 from millpond import Engine
 from millpond.checkpoints.resolve import hub_ids, resolve
+from millpond.engine.loading import backend_of, describe
 from millpond.engine.shared import get_engine
 from millpond.errors import ModelLoadError
+from millpond.values.config import EngineConfig
 
 
 @pytest.fixture
@@ -127,10 +130,14 @@ def tokenizer(folder: Path) -> Path:
     return folder
 
 
-def pointer(folder: Path) -> Path:
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 90868376\n"
+
+
+def pointer(folder: Path, name: str = "model.safetensors") -> Path:
     bert(folder)
-    text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 90868376\n"
-    (folder / "model.safetensors").write_text(text, encoding="utf-8")
+    if name.endswith(".onnx"):
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_text(POINTER, encoding="utf-8")
     return folder
 
 
@@ -195,6 +202,39 @@ def test_a_folder_without_weights_says_what_it_has_and_the_way_out(
     assert "OSError" not in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model.onnx", "tokenizer.json", "config.json"])
+def test_a_file_that_git_lfs_has_not_fetched(name: str, tmp_path: Path) -> None:
+    """Also where a model is only described, which reads no weights."""
+    folder = pointer(tmp_path / "model", name)
+    said = rf"{folder / name} is a pointer of git-lfs, not the file; run .git lfs install. and .git lfs pull."
+    with pytest.raises(ModelLoadError, match=said):
+        Engine(folder)
+    assert re.search(said, said_of(folder))
+
+
+def said_of(folder: Path) -> str:
+    """What `millpond models` says of a folder's backend, or why it describes nothing."""
+    config = EngineConfig(model=str(folder))
+    try:
+        describe(config)
+    except ModelLoadError as error:
+        return str(error)
+    return backend_of(config)
+
+
+def test_a_gguf_file_that_git_lfs_has_not_fetched(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_text(POINTER, encoding="utf-8")
+    with pytest.raises(ModelLoadError, match="model.gguf is a pointer of git-lfs"):
+        Engine(tmp_path / "model.gguf")
+
+
+def test_a_gliner_without_its_encoder_says_whose_it_is(hub: Callable[..., Path], tmp_path: Path) -> None:
+    folder = only("pytorch_model.bin")(tmp_path / "model")
+    (folder / "gliner_config.json").write_text(json.dumps({"model_name": "someone/encoder"}), encoding="utf-8")
+    with pytest.raises(ModelLoadError, match=rf"{folder} is a GLiNER, and its encoder, someone/encoder, .*model_name"):
+        Engine(folder)
+
+
 def test_a_hub_id_without_weights_says_so_too(hub: Callable[..., Path]) -> None:
     hub("someone/model-OV", beside_config("openvino_model.bin", "openvino_model.xml"))
     with pytest.raises(ModelLoadError, match=r"someone/model-OV has weights as OpenVINO only \(openvino_model"):
@@ -208,6 +248,17 @@ def test_a_folder_with_one_model_in_a_subfolder_is_that_model(tmp_path: Path) ->
     with Engine(folder) as inner, Engine(tmp_path / "outer") as outer:
         assert outer.spec.name == str(tmp_path / "outer")
         assert (outer.embed(TEXTS).embeddings == inner.embed(TEXTS).embeddings).all()
+
+
+def test_the_folder_of_a_repository_in_the_hub_s_cache_is_its_only_snapshot(tmp_path: Path) -> None:
+    cached = tmp_path / "models--someone--model"
+    folder = bert(cached / "snapshots" / "3f1c")
+    only("refs/main")(cached)
+    with Engine(folder) as inner, Engine(cached) as outer:
+        assert (outer.embed(TEXTS).embeddings == inner.embed(TEXTS).embeddings).all()
+    bert(cached / "snapshots" / "9a0b")
+    with pytest.raises(ModelLoadError, match=r"several models \(snapshots/3f1c, snapshots/9a0b\); name the folder"):
+        Engine(cached)
 
 
 @pytest.mark.parametrize("backend", ["native", pytest.param("torch", marks=pytest.mark.torch)])

@@ -73,7 +73,7 @@ def test_the_parts_of_a_file(tmp_path):
         (b"\xff" * 12, "more than 64 bits"),
         (PIECES + field(2, field(3, 4)), "kind 4"),
         (field(1, field(1, b"\xff")), "utf-8"),
-        (b"version https://git-lfs.github.com", ""),
+        (b"<!DOCTYPE html>", ""),
     ],
 )
 def test_a_file_that_is_none(tmp_path, content, problem):
@@ -297,6 +297,6 @@ def test_the_file_s_name_may_be_another_class_s(tmp_path):
 def test_a_damaged_file_is_named(tmp_path):
     folder = write_checkpoint(tmp_path / "model", "xlm-roberta")
     (folder / "tokenizer.json").unlink()
-    (folder / "sentencepiece.bpe.model").write_bytes(b"version https://git-lfs")
+    (folder / "sentencepiece.bpe.model").write_bytes(b"<!DOCTYPE html>")
     with pytest.raises(ModelLoadError, match="is no model of SentencePiece"):
         read_tokenizer(folder)

@@ -38,8 +38,8 @@ GOLDEN = {
     "bge-reranker-v2-gemma": "A: How deep?\nB: Two {{metres}}.\n{instruction}",
     "nemotron-rerank": "question:How deep? \n \n passage:Two {{metres}}.",
 }
-# The cards' own code writes these: tests/parity/rerankers.py has it.
-BY_ORACLE = ("bge-reranker-layers", "ctxl-rerank-v2", "jina-reranker-v3", "zerank")
+# The cards' own code writes these: tests/parity/rerankers.py has it, and test_encoder_decoder.py.
+BY_ORACLE = ("bge-reranker-layers", "ctxl-rerank-v2", "jina-reranker-v3", "kalm-reranker", "zerank")
 DEFAULTS = {
     "qwen3-reranker": "Given a web search query, retrieve relevant passages that answer the query",
     "mxbai-rerank-v2": "",

@@ -85,7 +85,7 @@ def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], Any]) -> No
 
 
 # Families whose class is not that of their tiny tokenizer; transformers 5 takes its steps if no file names another.
-OTHER_CLASS = ("rembert", "gpt-neox")
+OTHER_CLASS = ("rembert", "gpt-neox", "qwen3.5")
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
@@ -303,6 +303,33 @@ def test_the_steps_of_a_file_are_taken_where_its_class_has_others(name, tmp_path
         equals_transformers(folder)
 
 
+@pytest.mark.parametrize("name", ["HerbertTokenizerFast", "BarthezTokenizer", "SomebodysTokenizer"])
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta", "roberta", "llama"])
+def test_the_file_of_a_class_that_is_not_known_here(family, name, tmp_path):
+    """transformers 5 gives it the steps of the class, or finds none of its vocabulary."""
+    folder = write_checkpoint(tmp_path / "model", family)
+    edit(folder, "tokenizer_config.json", lambda config: config.update(tokenizer_class=name))
+    equals_file(folder)
+
+
+@pytest.mark.parametrize(("family", "token"), [("gemma", "<mask>"), ("t5", "<extra_id_0>")])
+def test_a_token_of_the_class_that_the_file_lacks_is_no_row_of_the_weights(family, token, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", family)
+    assert read_tokenizer(folder).backend.token_to_id(token) is None
+    # One that the checkpoint's own files name is added, as transformers does.
+    edit(folder, "tokenizer_config.json", lambda config: config.update(mask_token=token))
+    assert read_tokenizer(folder).backend.token_to_id(token) is not None
+
+
+def test_a_pair_without_post_processor_has_the_types_of_its_texts(tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "bert")
+    edit(folder, "tokenizer.json", steps(("post_processor", None)))
+    (pair,) = TextTokenizer.load(folder, lower=False).encode_pairs([("the mill", "a pond")])
+    expected = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("the mill", "a pond")
+    assert (pair.ids, pair.type_ids) == (expected.ids, expected.type_ids)
+    assert set(pair.type_ids) == {0, 1}
+
+
 def ids(folder: Path, text: str = "Mill 12 é") -> list[int]:
     return list(read_tokenizer(folder).backend.encode(text).ids)
 
@@ -402,19 +429,30 @@ def test_tokenizers_in_python_are_refused_unless_there_is_a_file(name, tmp_path)
         (folder / file).write_text("a 1\n")
     with pytest.raises(ModelLoadError, match=f"no tokenizer.json, and .* {name}, splits texts in Python .*bge-m3"):
         TextTokenizer.load(folder, lower=False)
+    (folder / "tokenizer_config.json").unlink()  # its files tell it, too
+    with pytest.raises(ModelLoadError, match="splits texts in Python .by vocab.txt and bpe.codes"):
+        TextTokenizer.load(folder, lower=False)
+
+
+@pytest.mark.parametrize("content", ["{broken", "{}", ""])
+def test_a_damaged_file_is_named(content, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "bert")
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelLoadError, match=rf"{folder}/tokenizer.json is no tokenizer .*; fetch it again"):
+        TextTokenizer.load(folder, lower=False)
 
 
 def test_what_is_not_built_is_left_to_transformers(tmp_path, monkeypatch):
     """Without transformers the message names the extra, and so does the one of a user's own tokenizer."""
     folder, known = write_checkpoint(tmp_path / "model", "xlm-roberta"), write_checkpoint(tmp_path / "known")
-    edit(folder, "tokenizer_config.json", lambda config: config.update(tokenizer_class="BarthezTokenizer"))
-    with pytest.raises(NotBuiltError, match="its class is BarthezTokenizer"):
+    edit(folder, "tokenizer_config.json", lambda config: config.update(fast_tokenizer_files=["tokenizer.json"]))
+    with pytest.raises(NotBuiltError, match="tokenizer_config.json has fast_tokenizer_files"):
         read_tokenizer(folder)
     ids = TextTokenizer.load(folder, lower=False).ids(TEXTS, special_tokens=True)
     assert ids == AutoTokenizer.from_pretrained(folder)(list(TEXTS))["input_ids"]
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(
-        ModelLoadError, match=r"needs transformers \(its class is BarthezTokenizer\): .*millpond\[torch\]"
+        ModelLoadError, match=r"needs transformers \(tokenizer_config.json has fast_tok\w+\): .*millpond\[torch\]"
     ):
         TextTokenizer.load(folder, lower=False)
     with pytest.raises(MissingExtraError, match=r"millpond\[torch\]"):

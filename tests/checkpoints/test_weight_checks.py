@@ -51,6 +51,15 @@ def int8(name: str, weight: npt.NDArray[Any]) -> Tensors:
     return {f"{name}.weight": np.clip(weight * 20, -127, 127).astype(np.int8)}
 
 
+def int8_bias(name: str, weight: npt.NDArray[Any]) -> Tensors:
+    return {f"{name}.weight": weight, f"{name}.bias": np.ones(len(weight), np.int8)}
+
+
+def model_opt(name: str, weight: npt.NDArray[Any]) -> Tensors:
+    codes = np.zeros((len(weight), weight.shape[1] // 2), np.uint8)
+    return {f"{name}.weight": codes, f"{name}.weight_scale_2": np.ones(1, np.float32)}
+
+
 def linears(stored: Callable[[str, npt.NDArray[Any]], Tensors]) -> Callable[[Tensors], Tensors]:
     def alter(tensors: Tensors) -> Tensors:
         result: Tensors = {}
@@ -86,12 +95,30 @@ def test_a_config_that_names_a_method_is_refused_and_can_be_overridden(method: s
         np.testing.assert_array_equal(engine.embed(TEXTS).embeddings, expected)
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"quantization_config": {"load_in_8bit": True, "llm_int8_threshold": 6.0}}, "by bitsandbytes .quantization_c"),
+        # As mlx_lm writes it, under both keys
+        ({key: {"group_size": 64, "bits": 4} for key in ("quantization", "quantization_config")}, "by MLX"),
+        ({"compression_config": {"format": "pack-quantized"}}, "by compressed-tensors .compression_config"),
+    ],
+)
+def test_a_config_that_does_not_name_its_method(fields: dict[str, Any], said: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", "bert")
+    edit_json(folder / "config.json", **fields)
+    with pytest.raises(ModelLoadError, match=said):
+        Engine(folder)
+
+
 MARKS: Mapping[str, tuple[Callable[[str, npt.NDArray[Any]], Tensors], str]] = {
     "gptq": (packed, r"GPTQ or AWQ \(it has .*qweight\)"),
     "bitsandbytes": (bitsandbytes, r"bitsandbytes \(it has .*SCB\)"),
     "bitsandbytes in 4 bits": (four_bits, r"bitsandbytes \(it has .*nf4\)"),
     "mlx": (mlx, r"MLX \(it has .*scales\)"),
     "int8 alone": (int8, "weight as int8 and says nowhere by which scales"),
+    "int8 of a bias": (int8_bias, "bias as int8 and says nowhere by which scales"),
+    "modelopt": (model_opt, r"ModelOpt \(it has .*weight_scale_2\)"),
 }
 
 
@@ -127,6 +154,9 @@ def test_whole_numbers_that_are_no_weights_are_no_quantization(tmp_path: Path) -
     """Position ids, and a static table of int8 rows, whose scale its mean does not need."""
     ids = {"embeddings.position_ids": np.arange(64)[None]}
     with Engine(altered(write_checkpoint(tmp_path / "model", "bert"), lambda tensors: tensors | ids)) as engine:
+        assert np.isfinite(engine.embed(TEXTS).embeddings).all()
+    masks = {"h.0.attn.bias": np.tril(np.ones((1, 1, 32, 32), np.uint8))}
+    with Engine(altered(write_checkpoint(tmp_path / "causal", "gpt2"), lambda tensors: tensors | masks)) as engine:
         assert np.isfinite(engine.embed(TEXTS).embeddings).all()
     folder = write_static(tmp_path / "table")
     with Engine(folder) as engine:

@@ -38,7 +38,7 @@ def test_every_name_has_one_verdict_and_the_numbers_add_up(verdicts: dict[str, V
     served = [each for each in verdicts.values() if each.served]
     refused = [each for each in verdicts.values() if not each.served]
     assert len(served) + len(refused) == len(names)
-    assert len(served) >= 330
+    assert len(served) >= 375
     assert all(each.tasks and each.family and each.backend in ("native", "torch") for each in served)
     assert all(not each.tasks and not each.family for each in refused)
 
@@ -61,6 +61,10 @@ def test_what_fastembed_lists_is_served(verdicts: dict[str, Verdict]) -> None:
         ("BAAI/bge-small-en-v1.5", {"embed", "token_embed"}),
         ("Qwen/Qwen3-Reranker-0.6B", {"classify", "reward", "score", "token_classify"}),
         ("naver/splade-v3", {"sparse_embed"}),
+        ("naver/splade-code-06B", {"sparse_embed"}),
+        ("jinaai/jina-embeddings-v5-text-nano", {"embed", "token_embed"}),
+        ("voyageai/voyage-4-nano", {"embed", "token_embed"}),
+        ("fastino/gliner2-base-v1", {"token_classify"}),
         ("lightonai/LateOn", {"score", "token_embed"}),
         ("dslim/bert-base-NER", {"token_classify"}),
     ],
@@ -77,8 +81,11 @@ def test_the_tasks_are_those_of_the_files(name: str, tasks: set[str], verdicts: 
             "adapter of PEFT, with which its base model, meta-llama/Llama-2-7b-hf",
         ),
         ("codesage/codesage-base-v2", "jinaai/jina-embeddings-v2-base-code"),
-        ("google/embeddinggemma-2", "google/embeddinggemma-300m"),
-        ("Lajavaness/bilingual-embedding-base", "intfloat/multilingual-e5-base"),
+        ("Qdrant/bm25", "stop words for BM25, .* naver/splade-v3"),
+        ("Qdrant/minicoil-v1", "BM25 whose words"),
+        ("Qdrant/constella-zero", "table of token vectors for queries .* NovaSearch/stella_en_400M_v5"),
+        ("jxm/cde-small-v2", "a sample of the corpus"),
+        ("nomic-ai/nomic-embed-vision-v1.5", "a tower for images, .* nomic-ai/nomic-embed-text-v1.5"),
     ],
 )
 def test_what_is_refused_is_named_with_what_is_near(name: str, said: str, verdicts: dict[str, Verdict]) -> None:

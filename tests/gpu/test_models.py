@@ -12,7 +12,7 @@ from millpond.backends.torch.attention import interface, sdpa, triton, varlen
 from millpond.backends.torch.attention.kernels import attend, select
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
-from millpond.backends.torch.forwards import deberta, gpt2, jamba
+from millpond.backends.torch.forwards import deberta, gpt2, recurrent
 from millpond.backends.torch.forwards.encoder import PackedEncoder
 from millpond.backends.torch.loading.load import packed_forward
 from millpond.backends.torch.loading.quantize import check_quantization, quantize
@@ -127,7 +127,7 @@ def test_a_wrong_window_is_seen(heads):
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-FINISHED = {"deberta-v2": deberta, "gpt2": gpt2, "jamba": jamba}
+FINISHED = {"deberta-v2": deberta, "gpt2": gpt2, "jamba": recurrent}
 
 
 LENGTHS = [7, 1, 13, 30, 4, 30]

@@ -21,7 +21,7 @@ from millpond.backends.torch.attention import dense, padded_row, sdpa
 from millpond.backends.torch.attention.padded_row import PaddedRow
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
-from millpond.backends.torch.forwards import deberta, jamba
+from millpond.backends.torch.forwards import deberta, recurrent
 from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.families import gte as gte_family
@@ -129,13 +129,13 @@ def test_tokens_that_are_not_keys_have_no_effect(row, monkeypatch):
     assert (first(ids, None) - first(changed, None)).abs().max() > VISIBLE
 
 
-# --- Jamba ------------------------------------------------------------------------------------------------------------
+# --- Recurrent layers -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_jambas_batches_hold_each_token_once_and_little_padding(seed):
+def test_padded_batches_hold_each_token_once_and_little_padding(seed):
     lengths = [random.Random(seed + i).choice([1, 2, 3, 7, 8, 9, 64, 200]) for i in range(20)]
-    made = jamba.padded_batches(Segments.of(lengths), torch.device("cpu"))
+    made = recurrent.padded_batches(Segments.of(lengths), torch.device("cpu"))
     assert sorted(torch.cat([block.rows for block in made]).tolist()) == list(range(sum(lengths)))
     assert sum(block.texts for block in made) == len(lengths)
     for block in made:
@@ -151,9 +151,9 @@ def test_jambas_batches_hold_each_token_once_and_little_padding(seed):
 def test_the_indices_of_all_batches_are_one_copy(monkeypatch):
     """To a GPU each copy from the host takes a start, and from pageable memory it waits for the device."""
     copies = []
-    monkeypatch.setattr(jamba, "on_device", lambda indices, device: copies.append(len(indices)) or indices)
+    monkeypatch.setattr(recurrent, "on_device", lambda indices, device: copies.append(len(indices)) or indices)
     lengths = [1, 2, 3, 9, 64, 200]
-    assert len(jamba.padded_batches(Segments.of(lengths), torch.device("cpu"))) > 3
+    assert len(recurrent.padded_batches(Segments.of(lengths), torch.device("cpu"))) > 3
     assert copies == [2 * sum(lengths)]
 
 

@@ -23,7 +23,7 @@ from millpond.backends.native.packing import weight_packer
 from millpond.backends.native.packing.weight_packer import WeightPacker, tensor_of
 from millpond.backends.native.plans import rotation
 from millpond.backends.native.plans.rotation import Rotation
-from millpond.backends.native.self_check import VOCABULARY
+from millpond.backends.native.self_check import VOCABULARY, gates
 from millpond.native import library
 
 READINGS = (structs.ALL_ROWS, structs.FIRST_ROW, structs.LAST_ROW, structs.MEAN_ROW)
@@ -69,6 +69,7 @@ def run(isa, guards, *, beyond):
         *(partial(make, dtype=dtype, positions=1300) for make in MODELS.values()),
         with_distances(dtype),
         with_distances(dtype, window=40),
+        partial(gates, dtype=dtype),
     ):
         encoder = built(kernels_of(dtype, isa), model)
         for lengths in ([1], [5], [150], [1, 33, 64, 7, 149], [1] * 70):

@@ -378,4 +378,18 @@ def test_the_numbers_of_kinds_are_those_of_the_header():
 
 
 NORMS = ("COPY", "LAYER_NORM", "RMS_NORM", "SCALE")
-STEPS = ("EMBED", "NORM", "PRODUCT", "HEADS", "ATTENTION", "FEED", "ADAPT", "EXPERTS", "CONVOLVE", "KEEP")
+STEPS = (
+    "EMBED",
+    "NORM",
+    "PRODUCT",
+    "HEADS",
+    "ATTENTION",
+    "FEED",
+    "ADAPT",
+    "EXPERTS",
+    "CONVOLVE",
+    "KEEP",
+    "GATE",
+    "EXCLUDE",
+    "BLEND",
+)

@@ -24,7 +24,7 @@ from tests.pairwise import pairwise
 
 from millpond.backends.native import structs
 from millpond.backends.native.encoder import bounds_of
-from millpond.backends.native.formulas import Inputs, activated, formulas, normalized, rotated
+from millpond.backends.native.formulas import Inputs, activated, formulas, normalized, read, rotated
 from millpond.backends.native.kernels import kernels_of
 from millpond.backends.native.packing.weight_packer import tensor_of
 from millpond.backends.native.plans.plan import Expert
@@ -488,3 +488,30 @@ def test_the_weight_of_a_row_does_not_depend_on_its_neighbours_being_none(isa):
     kept = np.arange(41) % 3 != 0
     np.testing.assert_array_equal(before[kept], after[kept])
     assert np.isnan(after[~kept]).all()
+
+
+@every_isa
+@pairwise(
+    rows=["all", "first", "last", "mean"], threads=[1, 2], shares=[(0.25, -0.5, 0.75, 0.5), (0.0, 1.5, -0.5, 0.0)]
+)
+def test_the_result_is_a_sum_of_the_layers_states(isa, rows, threads, shares):
+    dtype, columns, lengths = PRECISIONS[isa], 96, [3, 61, 150, 1]
+    words = numbers((sum(lengths), columns), dtype)
+
+    def model(builder, dtype=dtype):
+        builder.embed(tensor_of(words))
+        builder.norm(copied(), columns)
+        for i, share in enumerate(shares):
+            if i > 0:
+                heads = [linear(numbers((columns, columns), dtype, 4 * i + j) * columns**-0.5) for j in range(4)]
+                builder.heads(*heads[:3])
+                builder.attention(heads=3, kv_heads=3, dim=32, scale=32**-0.5)
+                builder.o_proj(heads[3])
+                builder.norm(copied(), columns, residual=True)
+            if share or i == len(shares) - 1:
+                builder.blend(share, begins=not any(shares[:i]), ends=i == len(shares) - 1)
+
+    encoder, ids = built(kernels_of(dtype, isa), model), tokens(sum(lengths))
+    expected = read(formulas(model, dtype, Inputs(lengths=lengths, ids=ids)), lengths, rows)
+    result = encoder.encode(ids, bounds_of(lengths), rows=rows, threads=threads)
+    assert_near(result, expected, (1e-5 if dtype == "float32" else 0.06) * np.abs(expected).max())

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from tests.parity import alibi_oracles, rotary_oracles
+from tests.parity.latent_attention_oracle import nv_embed
 
 States = Callable[[torch.Tensor], torch.Tensor]  # ids [n] -> [n, hidden]
 
@@ -161,6 +162,7 @@ _OWN: dict[str, Callable[[Path, dict[str, Any]], States]] = {
     "llama_bidirec": _llama_bidirectional,
     **dict.fromkeys(("bidirectional_pplx_qwen3", "bidirlm"), _qwen3_bidirectional),
     "internlm2": _internlm2,
+    "nvembed": nv_embed,
     "lfm2": _lfm2,
     **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
     "nomic_bert": rotary_oracles.nomic,

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.parity.oracles import oracle
 from tests.tiny import FAMILIES, MAX_TOKENS, TEXTS, write_checkpoint
+from tests.tiny.columns import row_of
 from tests.tiny.families import some
 
 from millpond import Engine
@@ -21,6 +22,7 @@ TOLERANCE = 1e-5  # relative to the largest value of a text's states
 VISIBLE = 1e-3  # a mistake must change the states by more than this
 SHORT = tuple(text for text in TEXTS if len(text) < 130)
 
+LANGUAGE_MODELS = {"ForCausalLM", "ForMaskedLM"}
 UNREAD = ("position_ids", "attn.bias")  # buffers of older files
 
 Matrices = Sequence[np.ndarray]
@@ -92,8 +94,9 @@ def test_half_precision_points_the_same_way(family, engine_of, alone):
     actual = np.concatenate(states(engine_of(family, dtype="bfloat16"), TEXTS))
     expected = np.concatenate(alone(family))
     cosine = (actual * expected).sum(1) / np.linalg.norm(actual, axis=1) / np.linalg.norm(expected, axis=1)
-    # A router may choose otherwise, and Jamba's scan adds up in bfloat16, in transformers too.
-    coarse = family in ("jamba", "qwen3-moe", "nomic-moe")
+    # A router may choose otherwise, Jamba's scan adds up in bfloat16, and Qwen3.5 normalizes what its delta rule gives,
+    # however small: in transformers too, where these vectors turn as far.
+    coarse = family in ("jamba", "qwen3.5", "qwen3-moe", "nomic-moe")
     assert cosine.mean() >= (0.99 if coarse else 0.999)
     assert cosine.min() >= (0.9 if coarse else 0.99)
 
@@ -114,7 +117,7 @@ def test_mpnets_relative_bias_at_distances_of_every_bucket(tmp_path):
     assert worst <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", some())
+@pytest.mark.parametrize("family", some(name for name in FAMILIES if not LANGUAGE_MODELS & row_of(name).refused.keys()))
 def test_a_language_model_gives_its_backbone(family, engine_of, tmp_path):
     """``*ForCausalLM`` and ``*ForMaskedLM`` repositories: prefixed tensor names, and a head that is not loaded."""
     texts = SHORT[:3]
@@ -135,7 +138,11 @@ def test_every_tensor_of_a_tiny_checkpoint_moves_its_states(family, engine_of, t
 
     folder = write_checkpoint(tmp_path / family, family)
     tensors = load_file(folder / "model.safetensors")
-    names = [name for name in tensors if not name.endswith(UNREAD) and not re.search(r"pooler\.|_global\.", name)]
+    names = [
+        name
+        for name in tensors
+        if not name.endswith(UNREAD) and not re.search(r"pooler\.|_global\.|vision_tower\.", name)
+    ]
     right = states(engine_of(family), SHORT)
     # A key's bias adds the same number to all scores of a row, which softmax cancels.
     unseen = ("key.bias", "k_lin.bias", "attn.k.bias", "pos_key_proj.bias")

@@ -94,17 +94,27 @@ def voyage(folder: Path, *, width: int = 64) -> np.ndarray:
     tensors = load_file(folder / "model.safetensors")
     projection = Noise(3).normal(width, 48) / np.float32(7)
     save_file({**tensors, "linear.weight": projection}, folder / "model.safetensors", metadata={"format": "pt"})
-    edit_json(folder / "config.json", auto_map=VOYAGE, num_labels=width)
+    edit_json(folder / "config.json", auto_map=VOYAGE, num_labels=width, use_bidirectional_attention=True)
     return projection
 
 
 @BACKENDS
-def test_voyages_projection(backend, tmp_path):
+@pytest.mark.parametrize(
+    ("claimed", "auto_map"),
+    [
+        ("Qwen3ForCausalLM", VOYAGE),
+        ("VoyageQwen3BidirectionalEmbedModel", None),
+        ("VoyageQwen3BidirectionalEmbedModel", VOYAGE),
+    ],
+)
+def test_voyages_projection(claimed, auto_map, backend, tmp_path):
+    """By the code that its files name, by vLLM's class, or by both: the projection is one."""
     folder = tmp_path / "voyage-4-nano"
     projection = voyage(folder)
     right, wrong = ([unit(rows.mean(0) @ projection.T) for rows in way] for way in both_ways(folder))
-    with engine(folder, backend=backend) as loaded:
+    with engine(folder, backend=backend, hf_overrides={"architectures": [claimed], "auto_map": auto_map}) as loaded:
         assert loaded.spec.dimensions == 64
+        assert loaded.spec.matryoshka_dimensions == (256, 512, 1024, 2048)
         vectors = loaded.embed(SHORT).embeddings
         rows = loaded.token_embed(SHORT, normalize=False).embeddings
     assert np.abs(vectors - np.stack(right)).max() <= TOLERANCE

@@ -41,10 +41,10 @@ SEQUENCE = (
         "big-bird",
     ),
     *("eurobert", "ultrabert", "nomic", "gte", "gte-en", "gte-snowflake", "jina"),
-    *("gpt2", "llama", "mistral", "mistral-sliding", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "jamba"),
+    *("gpt2", "llama", "mistral", "mistral-sliding", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "jamba", "qwen3.5"),
 )
-# transformers has no class of the first two; Longformer's classifiers of texts are refused
-TOKEN = (*(family for family in SEQUENCE if family not in ("gemma3", "jamba")), "longformer")
+# transformers has no class of the first three; Longformer's classifiers of texts are refused
+TOKEN = (*(family for family in SEQUENCE if family not in ("gemma3", "jamba", "qwen3.5")), "longformer")
 DECODERS = tuple(family for family in SEQUENCE if FAMILIES[family].head in ("ForCausalLM", "LMHeadModel"))
 PLAIN_JINA = {"lora_adaptations": None, "matryoshka_dimensions": None}  # no adapters beside a head
 

@@ -114,7 +114,7 @@ def predicted_texts(folder: Path, texts: list[str]) -> np.ndarray:
 
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("instruction", [None, "Find the pond"])
-@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2", "qwen3.5"])
 def test_a_language_model_with_logit_score(family, instruction, both, tmp_path, record_property):
     from sentence_transformers.base.modules import Transformer
     from sentence_transformers.cross_encoder import CrossEncoder

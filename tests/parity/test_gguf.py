@@ -125,6 +125,9 @@ def test_the_weights_stay_in_the_file(tmp_path, cache):
         ("bert", {"bert.pooling_type": 4}, r"bert.pooling_type 4; millpond reads embedders, with mean \(1\)"),
         ("bert", {"bert.pooling_type": None}, r"bert.pooling_type None"),
         ("bert", {"bert.attention.causal": True}, r"is a causal bert"),
+        ("gemma3", {"gemma-embedding.attention.causal": True}, r"is a causal gemma-embedding"),
+        ("qwen3", {"tokenizer.ggml.merges": None}, r"no tokenizer.ggml.merges, by which words are split; convert"),
+        ("bert", {"split.count": 3}, r"is one of 3 parts of a model; join them"),
         ("bert", {"tokenizer.ggml.model": "t5"}, r"has a tokenizer 't5', and millpond reads bert with 'bert' only"),
         ("qwen3", {"tokenizer.ggml.pre": "llama-bpe"}, r"splits words by 'llama-bpe'"),
         ("qwen3", {"qwen3.rope.scaling.type": "yarn"}, r"scales its rotary positions \(qwen3.rope.scaling.type\)"),
@@ -135,6 +138,25 @@ def test_other_files_are_refused(family, keys, message, tmp_path):
     path = write_gguf(tmp_path / "model.gguf", family, kind="F16", **keys)
     with pytest.raises(ModelLoadError, match=message):
         opened(path)
+
+
+@NEEDS_GGUF
+@pytest.mark.parametrize(
+    ("keys", "overrides"),
+    [
+        ({"qwen3.attention.causal": False}, {"is_causal": False}),
+        ({"qwen3.rope.freq_base": None}, {"rope_theta": 10_000.0, "rope_parameters": None}),
+        ({"qwen3.attention.key_length": None}, {}),
+    ],
+)
+def test_keys_that_say_what_llama_cpp_computes(keys, overrides, tmp_path):
+    """Also by their absence."""
+    path = write_gguf(tmp_path / "model.gguf", "qwen3", kind="F16", pooling="lasttoken", **keys)
+    with opened(path) as file, opened(tmp_path / "source", hf_overrides=overrides) as source:
+        assert np.abs(file.embed(TEXTS).embeddings - source.embed(TEXTS).embeddings).max() <= TOLERANCE
+    if overrides:
+        with opened(path) as file, opened(tmp_path / "source") as source:
+            assert np.abs(file.embed(TEXTS).embeddings - source.embed(TEXTS).embeddings).max() > 1e-2
 
 
 @NEEDS_GGUF

@@ -6,13 +6,14 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.parity.comparison import TOLERANCE, VISIBLE, difference
 from tests.tiny import TEXTS, edit_json, write_checkpoint
 from transformers import AutoModel, AutoTokenizer
@@ -62,7 +63,7 @@ def write_adapter(
     return factors
 
 
-def reference(base: Path, factors: Any, scale: float, row: int | None) -> np.ndarray:
+def reference(base: Path, factors: Any, scale: float, row: int | None, texts: Sequence[str] = TEXTS) -> np.ndarray:
     """Unit vectors of the texts; each layer's output has its product added, nothing is merged."""
     model = AutoModel.from_pretrained(base, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
     for name, (down, up) in factors.items():
@@ -70,7 +71,7 @@ def reference(base: Path, factors: Any, scale: float, row: int | None) -> np.nda
             lambda module, inputs, out, down=down, up=up: out + scale * (inputs[0] @ down.T @ up.T)
         )
     tokenizer, rows = AutoTokenizer.from_pretrained(base, local_files_only=True), []
-    for text in TEXTS:
+    for text in texts:
         with torch.inference_mode():
             states = model(**tokenizer(text, return_tensors="pt", truncation=True)).last_hidden_state[0]
         vector = states.mean(0) if row is None else states[row]
@@ -151,32 +152,104 @@ def test_its_own_files_and_tensors_count(tmp_path: Path) -> None:
     assert difference(embedded(tmp_path / "adapter"), found) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["qwen3", "eurobert"])
-def test_jina_v5_has_an_adapter_for_each_task(family: str, tmp_path: Path) -> None:
-    """Code of its own in the files, which is not run; the task is chosen when the model is loaded."""
-    base = write_checkpoint(tmp_path / "base", family)
+def write_jina_v5(folder: Path, base: Path, family: str) -> dict[str, Any]:
+    """The files of jina-embeddings-v5-text-small and -nano; returns the factors by task."""
     factors = {}
-    (tmp_path / "model" / "adapters").mkdir(parents=True)
+    (folder / "adapters").mkdir(parents=True)
     for number, task in enumerate(("retrieval", "text-matching")):
-        place = tmp_path / "model" / "adapters" / task
-        factors[task] = write_adapter(place, base, "qwen3", seed=number, base_model_name_or_path="jinaai/base")
+        own = {"base_model_name_or_path": "jinaai/jina-embeddings-v5-text", "bias": "none", "use_dora": False}
+        factors[task] = write_adapter(folder / "adapters" / task, base, "qwen3", seed=number, **own)
     for path in base.iterdir():
-        shutil.copyfile(path, tmp_path / "model" / path.name)
-    code = {"AutoModel": "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model"}
-    edit_json(tmp_path / "model" / "config.json", architectures=["JinaEmbeddingsV5Model"], auto_map=code)
-    (tmp_path / "model" / "1_Pooling").mkdir()
-    (tmp_path / "model" / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+        shutil.copyfile(path, folder / path.name)
+    code = {
+        "AutoConfig": "configuration_jina_embeddings_v5.JinaEmbeddingsV5Config",
+        "AutoModel": "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model",
+    }
+    named = {"model_type": "jina_embeddings_v5", "architectures": ["JinaEmbeddingsV5Model"], "auto_map": code}
+    edit_json(folder / "config.json", **named, task_names=list(factors))
+    if family == "eurobert":
+        edit_json(folder / "config.json", is_decoder=False)
+    module = {"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer", "kwargs": ["task"]}
+    (folder / "modules.json").write_text(json.dumps([module]))
+    prompts = {"query": "Query: ", "document": "Document: "}
+    settings = {"prompts": prompts, "default_prompt_name": "document", "similarity_fn_name": "cosine"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    return factors
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("family", ["qwen3", "eurobert"])
+def test_jina_v5_has_an_adapter_for_each_task(family: str, backend: Any, tmp_path: Path, record_property: Any) -> None:
+    """Code of its own in the files, which is not run; the task is chosen when the model is loaded."""
+    base, model = write_checkpoint(tmp_path / "base", family), tmp_path / "jina-embeddings-v5-text-small"
+    factors = write_jina_v5(model, base, family)
+    prompted = {
+        role: [lead + text for text in TEXTS] for role, lead in (("document", "Document: "), ("query", "Query: "))
+    }
+    expected = {task: reference(base, factors[task], 2, -1, prompted["document"]) for task in factors}
+    queries = reference(base, factors["retrieval"], 2, -1, prompted["query"])
+    plain = reference(base, factors["retrieval"], 2, -1)
+    with Engine(model, dtype="float32", device="cpu", backend=backend) as engine:
+        assert (engine.spec.pooling, engine.spec.normalize) == (("lasttoken",), True)
+        assert (engine.spec.matryoshka, engine.spec.matryoshka_smallest) == (True, 32)
+        assert engine.spec.model_type == family
+        found = engine.embed(TEXTS).embeddings
+        worst = max(
+            difference(found, expected["retrieval"]), difference(engine.embed(TEXTS, role="query").embeddings, queries)
+        )
+        assert difference(engine.embed(TEXTS, prompt="").embeddings, plain) <= TOLERANCE
+    record_property("error", worst)
+    assert worst <= TOLERANCE
+    for wrong in (expected["text-matching"], queries, plain, reference(base, factors["retrieval"], 1, -1, TEXTS)):
+        assert difference(found, wrong) > VISIBLE
+    others = embedded(model, backend=backend, hf_overrides={"jina_task": "text-matching"})
+    assert difference(others, expected["text-matching"]) <= TOLERANCE
+    with pytest.raises(ModelLoadError, match="no adapter for 'clustering'; choose retrieval, text-matching by"):
+        Engine(model, hf_overrides={"jina_task": "clustering"})
+
+
+def test_jina_v5_with_the_modules_listed(tmp_path: Path) -> None:
+    """Another list keeps its modules behind the one of the code's own, which is a Transformer then."""
+    base, model = write_checkpoint(tmp_path / "base", "qwen3"), tmp_path / "model"
+    factors = write_jina_v5(model, base, "qwen3")
+    edit_json(model / "config.json", model_type="qwen3")
+    (model / "1_Pooling").mkdir()
+    (model / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
     kinds = (("", "custom_st.Transformer"), ("1_Pooling", f"{ST}.Pooling"), ("2_Normalize", f"{ST}.Normalize"))
     modules = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(kinds)]
-    (tmp_path / "model" / "modules.json").write_text(json.dumps(modules))
-    expected = {task: reference(base, factors[task], 2, -1) for task in factors}
-    for backend in ("native", "torch"):
-        assert difference(embedded(tmp_path / "model", backend=backend), expected["retrieval"]) <= TOLERANCE
-        options = {"backend": backend, "hf_overrides": {"jina_task": "text-matching"}}
-        assert difference(embedded(tmp_path / "model", **options), expected["text-matching"]) <= TOLERANCE
-    assert difference(expected["retrieval"], expected["text-matching"]) > VISIBLE
-    with pytest.raises(ModelLoadError, match="no adapter for 'clustering'; choose retrieval, text-matching by"):
-        Engine(tmp_path / "model", hf_overrides={"jina_task": "clustering"})
+    (model / "modules.json").write_text(json.dumps(modules))
+    documents = [f"Document: {text}" for text in TEXTS]
+    assert difference(embedded(model), reference(base, factors["retrieval"], 2, None, documents)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_an_adapter_with_a_config_of_its_own_is_what_that_says(backend: Any, tmp_path: Path) -> None:
+    """splade-code-8B: an adapter of Qwen3, and the class of its own code."""
+    base = write_checkpoint(tmp_path / "base", "qwen3", wrapped=True, config={"tie_word_embeddings": False})
+    factors = write_adapter(tmp_path / "adapter", base, "qwen3", prefix="base_model.model.model.")
+    shutil.copyfile(base / "config.json", tmp_path / "adapter" / "config.json")
+    edit_json(tmp_path / "adapter" / "config.json", architectures=["Splade"], auto_map={"AutoModel": "splade.Splade"})
+    model = AutoModel.from_pretrained(base, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
+    for name, (down, up) in factors.items():
+        model.get_submodule(name).weight.data += 2 * up @ down
+    head, tokenizer = load_file(base / "model.safetensors")["lm_head.weight"], AutoTokenizer.from_pretrained(base)
+
+    @torch.inference_mode()
+    def weights(text: str, mask: bool) -> torch.Tensor:
+        ids = tokenizer(text, return_tensors="pt", truncation=True)["input_ids"]
+        size = ids.shape[1]
+        states = model(ids, attention_mask=None if mask else torch.zeros(1, 1, size, size)).last_hidden_state[0]
+        rows: torch.Tensor = (states @ head.T).relu().log1p().amax(0)
+        return rows
+
+    with Engine(tmp_path / "adapter", dtype="float32", device="cpu", backend=backend) as engine:
+        assert engine.tasks == {"sparse_embed"}
+        found = engine.sparse_embed(TEXTS[2:4]).embeddings
+    for text, entries in zip(TEXTS[2:4], found, strict=True):
+        right, wrong, row = weights(text, False), weights(text, True), torch.zeros(len(head))
+        row[list(entries)] = torch.tensor(list(entries.values()), dtype=torch.float32)
+        assert (row - right).abs().max() <= TOLERANCE * right.max()
+        assert (row - wrong).abs().max() > VISIBLE * right.max()
 
 
 @pytest.mark.parametrize(

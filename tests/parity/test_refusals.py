@@ -109,8 +109,13 @@ AFTER = (POOLING, tiny.Dense(out_features=48), tiny.Normalize())
 PROMPTS = "config_sentence_transformers.json"
 WRONG_PROMPTS = ({"prompts": ["query: "]}, {"prompts": {"query": 3}}, {"prompts": {}, "default_prompt_name": "other"})
 FILES: dict[str, str] = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}
-NAMES = "WordEmbeddings CNN LSTM BoW WordWeights WeightedLayerPooling StaticEmbedding Router Asym CLIPModel"
-UNKNOWN = {name: tiny.Other(dotted=f"sentence_transformers.models.{name}") for name in NAMES.split()}
+UNKNOWN, MISPLACED = (
+    {name: tiny.Other(dotted=f"sentence_transformers.models.{name}") for name in names.split()}
+    for names in (
+        "StaticEmbedding Router Asym CLIPModel",
+        "WordEmbeddings CNN LSTM BoW WordWeights WeightedLayerPooling",  # test_modules.py runs them in their places
+    )
+)
 OWN = ("custom_st.Transformer", "jinaai/code--custom_st.Pooling", "modeling.MyHead")
 ACTIVATIONS = "my.Swish torch.nn.functional.gelu torch.nn.modules.activation.MultiheadAttention os.system".split()
 TOKEN_ROWS = dict.fromkeys(("module_input_name", "module_output_name"), "token_embeddings")
@@ -214,6 +219,10 @@ DAMAGES: Rows = [
         for name, other in UNKNOWN.items()
         for own, edit in (((other, POOLING), listed(1)), ((other, POOLING), unchanged), ((POOLING, other), unchanged))
     ),
+    *(
+        (modules(POOLING, other, style="old"), unchanged, rf"{name} after Pooling, which millpond does not run")
+        for name, other in MISPLACED.items()
+    ),
     *((modules(POOLING, tiny.Other(dotted=dotted)), unchanged, dotted) for dotted in OWN),
     (modules(POOLING, POOLING), unchanged, "Pooling"),
     *(
@@ -239,19 +248,26 @@ DAMAGES: Rows = [
 ARCHITECTURES: Rows = [
     (
         model(),
-        fields(model_type="nvembed", architectures=["NVEmbedModel"]),
-        "attention to an array of latents, which millpond does not run; load nvidia/llama-embed-nemotron-8b",
-    ),
-    (
-        model(),
-        fields(model_type="embedding_gemma2", architectures=["EmbeddingGemma2Model"]),
-        "reads images or sound, which millpond does not run; for text load google/embeddinggemma-300m",
+        fields(model_type="gemma3n", architectures=["Gemma3nModel"]),
+        "reads images or sound, which millpond does not run; for text load google/embeddinggemma-2",
     ),
     (
         model(),
         fields(model_type="pondformer", architectures=["PondModel"]),
-        r"PondModel.*pondformer.*it runs longformer",
+        r"PondModel.*pondformer.*it runs longformer.*for vectors load BAAI/bge-m3",
     ),
+    *(
+        # A class of a decoder's own most often drops the causal mask; the family's alone gives other vectors.
+        (
+            model("qwen2"),
+            fields(architectures=[claimed], auto_map={"AutoModel": f"modeling_pond.{claimed}"}),
+            rf"is a {claimed}, a class that millpond does not know beside Qwen2Model.*is .*Qwen3-Embedding-0.6B.*"
+            r'\{"architectures": \["Qwen2Model"\], "auto_map": None, "is_causal": False\}, without is_causal',
+        )
+        for claimed in ("PondModel", "Qwen2BiModel", "Qwen2ForPond")
+    ),
+    (model("nomic"), fields(architectures=["NomicVisionModel"]), "a tower for images, .* nomic-ai/nomic-embed-text"),
+    (model("electra"), fields(architectures=["ElectraForQuestionAnswering"]), "is an ElectraForQuestionAnswering, ano"),
     *(
         (model(family), fields(architectures=[claimed]), claimed)
         for family in ("bert", "modernbert", "jina", "llama", "qwen3", "gpt2")
@@ -307,7 +323,9 @@ def test_code_of_the_checkpoints_own(native, tmp_path):
     own = {"auto_map": {"AutoModel": "modeling_pond.PondModel", "AutoConfig": "modeling_pond.PondConfig"}}
     if native:
         tiny.edit_json(folder / "config.json", **own)
-        with pytest.raises(UnsupportedArchitectureError, match=r'modeling_pond.PondModel.*\{"auto_map": None\}$'):
+        with pytest.raises(
+            UnsupportedArchitectureError, match=r'modeling_pond.PondModel.*bge-base.*\{"auto_map": None\}$'
+        ):
             load(folder)
         with load(folder, hf_overrides={"auto_map": None}) as engine:
             assert engine.embed(["a"]).embeddings.shape == (1, 48)

@@ -100,6 +100,7 @@ def test_modules_have_precedence(tmp_path):
         ("qwen2", {"AutoModel": ["modeling_mine.Qwen2Model", None]}),
         ("qwen3", {"AutoModel": "modeling_qwen.Qwen2Model"}),  # known of another family
         ("qwen3", {"AutoModel": "modeling.Qwen3Model"}),
+        ("qwen3", {"AutoModel": "modeling.QZhouModel"}),
         ("modernbert", {"AutoModel": "modeling_mine.ModernBertModel"}),
         ("bert", {"AutoModel": "modeling_rope_bert.RoPEBertModel"}),
         ("nomic", {"AutoModel": "modeling_mine.OtherModel"}),
@@ -124,6 +125,27 @@ def test_the_override_that_the_refusal_names(tmp_path):
     assert difference(found, right) <= TOLERANCE < VISIBLE < difference(found, wrong)
 
 
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("where", ["", "dangvantuan/bilingual_impl--"])
+@pytest.mark.parametrize("padding", [1, 0])
+def test_bilingual_embedders_are_xlm_roberta(padding, where, backend, tmp_path):
+    """The small one's padding has the id of the first token, which is then no position of its own."""
+    folder = write_checkpoint(tmp_path / "model", "xlm-roberta")
+    other = expected_of(folder, SHORT[:3])
+    edit_json(folder / "config.json", pad_token_id=padding, bos_token_id=0)
+    expected = expected_of(folder, SHORT[:3])
+    own = {"AutoConfig": f"{where}config.BilingualConfig", "AutoModel": f"{where}modeling.BilingualModel"}
+    edit_json(folder / "config.json", model_type="bilingual", architectures=["BilingualModel"], auto_map=own)
+    with engine(folder, backend=backend) as loaded:
+        found = states(loaded, SHORT[:3])
+    assert difference(found, expected) <= TOLERANCE
+    if padding == 0:
+        assert difference(found, other) > VISIBLE
+        edit_json(folder / "config.json", bos_token_id=None)  # then positions count from one
+        with engine(folder, backend=backend) as loaded:
+            assert difference(states(loaded, SHORT[:3]), expected) > VISIBLE
+
+
 @pytest.mark.parametrize(
     ("family", "own", "fields"),
     [
@@ -132,6 +154,7 @@ def test_the_override_that_the_refusal_names(tmp_path):
         ("qwen2", {"AutoModel": "modeling_qwen2_rm.Qwen2ForRewardModel"}, {}),
         ("jamba", {"AutoModelForCausalLM": "modeling_jamba.JambaForCausalLM"}, {"architectures": ["JambaForCausalLM"]}),
         ("gte", {"AutoModel": "modeling.NewModel"}, {}),
+        ("ultrabert", {"AutoModel": "modeling_ultrabert.UltraBertModel"}, {"architectures": ["UltraBertModel"]}),
         (
             "xlm-roberta",
             {"AutoModel": "jinaai/xlm-roberta-flash-implementation--modeling_xlm_roberta.XLMRobertaModel"},

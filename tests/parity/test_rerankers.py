@@ -177,8 +177,8 @@ def test_a_language_model_that_reranks_in_a_way_not_known_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("model_type", "architecture", "message"),
     [
-        ("t5gemma2", "T5Gemma2ForConditionalGeneration", "an encoder with a decoder that writes"),
-        ("qwen3_5", "Qwen3_5ForConditionalGeneration", "layers of linear attention, as LightOn-rerank"),
+        ("t5gemma", "T5GemmaForConditionalGeneration", "an encoder with a decoder that writes"),
+        ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "layers of linear attention and experts"),
         ("qwen3_vl", "Qwen3VLForConditionalGeneration", "a language model that reads images"),
     ],
 )

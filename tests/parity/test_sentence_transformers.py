@@ -15,6 +15,7 @@ from tests.tiny import (
     Layout,
     Normalize,
     Pooling,
+    edit_json,
     write_checkpoint,
 )
 from tests.tiny import TEXTS as SAMPLES
@@ -30,8 +31,10 @@ CONCATENATIONS = (("mean", "cls"), ("cls", "mean"), ("lasttoken", "max", "weight
 PROMPTS = {"query": "Find the passage: ", "document": "Passage about water: ", "other": "the miller's "}
 
 
-# Families that sentence-transformers loads without running a checkpoint's code.
-NATIVE = tuple(family for family, row in FAMILIES.items() if not row.native_prefix)
+# Families that sentence-transformers loads without running a checkpoint's code, or a processor of images and sound.
+NATIVE = tuple(
+    family for family, row in FAMILIES.items() if not row.native_prefix and "vision_config" not in row.config
+)
 
 # --- Families -------------------------------------------------------------------------------------------------------
 
@@ -275,3 +278,16 @@ def test_output_dtypes(dtype, load):
         assert np.abs(actual.astype(int) - theirs.astype(int)).max() <= 1
     else:
         assert (actual == theirs).mean() > 0.99
+
+
+@pytest.mark.parametrize("key", ["config_args", "config_kwargs"])
+def test_fields_of_config_json_that_the_transformer_module_replaces(key, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout(style="old"))
+    with Engine(folder, dtype="float32") as engine:
+        plain = engine.embed(TEXTS).embeddings
+    edit_json(folder / "sentence_bert_config.json", **{key: {"hidden_act": "relu", "trust_remote_code": True}})
+    expected = pytest.importorskip("sentence_transformers").SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    with Engine(folder, dtype="float32") as engine:
+        found = engine.embed(TEXTS).embeddings
+    assert_equal(found, expected)
+    assert difference(found, plain) > VISIBLE

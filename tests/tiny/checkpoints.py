@@ -68,6 +68,8 @@ def write_checkpoint(
         "vocab_size": vocabulary,
         **(config or {}),
     }
+    if isinstance(content.get("text_config"), dict):
+        content["text_config"] = {"vocab_size": vocabulary, **content["text_config"]}
     (backbone / "config.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
     save_weights(_tensors(family, json.dumps(content), wrapped=wrapped, head=head, seed=seed), backbone, weights)
     if layout is not None:
@@ -165,7 +167,9 @@ def add_tokens(folder: Path, tokens: Sequence[str], *, added: bool) -> Tensors:
             with (folder / "vocab.txt").open("a", encoding="utf-8") as file:
                 file.write(f"{token}\n")
     (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    edit_json(folder / "config.json", vocab_size=size + len(tokens))
+    nested = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("text_config")
+    more = {} if nested is None else {"text_config": nested | {"vocab_size": size + len(tokens)}}
+    edit_json(folder / "config.json", vocab_size=size + len(tokens), **more)
     tensors = load_file(folder / "model.safetensors")
     noise = Noise(11)
     for name, tensor in tensors.items():

@@ -53,6 +53,7 @@ _NOMIC = {
     "native_prefix": "NomicBert",
     "wrapped": "NomicBertForPreTraining",
 }
+_MEAN = (Pooling(modes=("mean",), include_prompt=False), Normalize())
 _CLS = (Pooling(modes=("cls",)), Normalize())
 _NEW = {"modules": _CLS, "native": {"model_type": "gte", "rope_scaling": None}, "native_prefix": "Gte"}
 _LAST = (Pooling(modes=("lasttoken",)), Normalize())
@@ -110,6 +111,11 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "internlm2": ("InternLM2", "mistral", {**_LLAMA, "native": {"model_type": "llama", "rope_scaling": None}}),
     "mistral": ("Mistral", "mistral", _DECODER),
     "mistral-sliding": ("Mistral", "mistral", _DECODER),
+    "nv-embed": (
+        "NVEmbed",
+        "mistral",
+        {**_DECODER, "modules": _MEAN, "native": {**_SIZES, "num_key_value_heads": 2}, "native_prefix": "NVEmbed"},
+    ),
     "qwen2": ("Qwen2", "qwen", _DECODER),
     "qwen2-sliding": ("Qwen2", "qwen", _DECODER),
     "qwen2-bidirectional": ("Qwen2", "qwen", _DECODER),
@@ -129,11 +135,14 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "llama",
         {**_DECODER, "modules": _CLS, "native_prefix": "Lfm2", "wrapped": "Lfm2ForCausalLM"},
     ),
+    # A gated delta rule, another one, attention; a tower for images beside the text in the hub's layout
+    "qwen3.5": ("Qwen3_5Text", "qwen", {**_DECODER, "shifted_norms": True, "wrapped": "Qwen3_5ForCausalLM"}),
     "gpt-neox": ("GPTNeoX", "gpt2", _DECODER),
     "gemma": ("Gemma", "gemma", _GEMMA),
     "gemma2": ("Gemma2", "gemma", _GEMMA),
     "gemma3": ("Gemma3Text", "gemma", _GEMMA3),
     "gemma3-bidirectional": ("Gemma3Text", "gemma", _GEMMA3),  # EmbeddingGemma
+    "embedding-gemma2": ("EmbeddingGemma2", "gemma", {"wrapped": "EmbeddingGemma2Model"}),
     "gpt2": ("GPT2", "gpt2", {"head": "LMHeadModel", "modules": _LAST}),
     "jamba": ("Jamba", "llama", _DECODER),  # Mamba, Mamba with experts, attention, Mamba with experts
 }

@@ -216,6 +216,9 @@ def write_language_model(folder: Path, family: str, tokens: Sequence[str], **opt
     """Write a ``*ForCausalLM`` with its head; ``tokens`` are appended to the vocabulary."""
     write_checkpoint(folder, family, wrapped=True, **options)
     save_weights(add_tokens(folder, tokens, added=True), folder)
+    row = FAMILIES[family]
+    if row.wrapped == f"{row.prefix}Model":  # a family without a language model: the class that one would have
+        edit_json(folder / "config.json", architectures=[row.prefix + row.head])
     return folder
 
 

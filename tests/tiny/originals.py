@@ -12,7 +12,7 @@ from tests.tiny.noise import Noise
 Tensors = dict[str, np.ndarray]
 
 
-_HEADS = ("lm_head.", "classifier.")  # not part of the backbone; keep their names
+_HEADS = ("lm_head.", "classifier.", "score.")  # not part of the backbone; keep their names
 _QKV = tuple(f"self_attn.{letter}_proj" for letter in "qkv")
 
 
@@ -110,6 +110,46 @@ def _internlm2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
                 name = name.replace(native, original)
             originals[name] = tensor
     return originals
+
+
+def _embedding_gemma2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """The factor of each layer, a buffer, and a tensor of the tower of images; scores are scaled by a norm alone."""
+    noise = Noise(17)
+    tensors = {
+        name: tensor * np.float32(0.5) if name.endswith("q_norm.weight") else tensor for name, tensor in tensors.items()
+    }
+    found = {
+        f"language_model.layers.{i}.layer_scalar": noise.normal(1) * np.float32(0.2) + np.float32(0.8)
+        for i in range(int(config["text_config"]["num_hidden_layers"]))
+    }
+    return tensors | found | {"vision_tower.encoder.layers.0.input_layernorm.weight": noise.normal(5)}
+
+
+def _nv_embed(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """The backbone under its name, and the latent attention beside it."""
+    latent, noise = config["latent_attention_config"], Noise(13)
+    width, inner = latent["latent_dim"], latent["num_cross_heads"] * latent["cross_dim_head"]
+    matrices = {
+        "latents": (latent["num_latents_value"], width),
+        "cross_attend_blocks.0.fn.to_q.weight": (inner, width),
+        "cross_attend_blocks.0.fn.to_kv.weight": (2 * inner, width),
+        "cross_attend_blocks.0.fn.to_out.weight": (width, inner),
+        "cross_attend_blocks.1.fn.net.0.weight": (8 * width, width),
+        "cross_attend_blocks.1.fn.net.2.weight": (width, 4 * width),
+    }
+    found = {
+        name if name.startswith(_HEADS) else f"embedding_model.{name.removeprefix('model.')}": tensor
+        for name, tensor in tensors.items()
+    }
+    for name, shape in matrices.items():
+        found[f"latent_attention_model.{name}"] = noise.normal(*shape) * np.float32(1.3 / shape[-1] ** 0.5)
+    for name in ("0.norm", "0.norm_context", "1.norm"):
+        weight = f"latent_attention_model.cross_attend_blocks.{name}.weight"
+        found[weight] = noise.normal(width) * np.float32(0.2) + np.float32(1)
+        found[weight.replace("weight", "bias")] = noise.normal(width) * np.float32(0.2)
+    for part, rows in (("net.0", 8 * width), ("net.2", width)):
+        found[f"latent_attention_model.cross_attend_blocks.1.fn.{part}.bias"] = noise.normal(rows) * np.float32(0.2)
+    return found
 
 
 def nomic(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
@@ -236,6 +276,8 @@ ORIGINALS: Mapping[str, Callable[[Tensors, Mapping[str, Any]], Tensors]] = {
     "bart": _bart,
     **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
     "internlm2": _internlm2,
+    "nvembed": _nv_embed,
+    "embedding_gemma2": _embedding_gemma2,
     "nomic_bert": nomic,
     "new": gte,
     "gte": gte,

@@ -26,7 +26,8 @@ def parameters(architecture: str, config: Config) -> dict[str, Shape]:
         AttributeError: transformers has no such class.
     """
     family, head = (*re.split("For(?=[A-Z])", architecture.replace("LMHeadModel", "ForCausalLM"), maxsplit=1), "")[:2]
-    family = "Gemma3Text" if architecture == "Gemma3ForCausalLM" else family.removesuffix("Model")
+    named = {"Gemma3ForCausalLM": "Gemma3Text", "Qwen3_5ForCausalLM": "Qwen3_5Text"}
+    family = named.get(architecture, family.removesuffix("Model"))
     if family.lstrip("MU").removesuffix("Encoder") == "T5":
         return _t5(family, head, config)
     if family == "Bart":
@@ -43,8 +44,8 @@ def parameters(architecture: str, config: Config) -> dict[str, Shape]:
     own = dict(_expand((entry for entry in heads if entry != "+pooler"), config))
     if config.get("tie_word_embeddings", True):
         own.pop("lm_head.weight", None)
-    named = {f"{prefix}.{name}": shape for name, shape in _expand(pooled, config)}
-    return own | named if head == "MaskedLM" and family in _HEAD_FIRST else named | own
+    inside = {f"{prefix}.{name}": shape for name, shape in _expand(pooled, config)}
+    return own | inside if head == "MaskedLM" and family in _HEAD_FIRST else inside | own
 
 
 def _with(backbone: list[str], pooler: list[str], family: str) -> list[str]:
@@ -91,7 +92,7 @@ def _sizes(config: Config) -> dict[str, int]:
         first("hidden_size", "dim", "n_embd", "d_model"),
         first("num_attention_heads", "n_heads", "n_head", "num_heads", "encoder_attention_heads"),
     )
-    dim = first("head_dim", "d_kv", default=width // heads)
+    dim = first("head_dim", "d_kv", default=width // max(heads, 1))
     return {
         "N": first("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
         "V": first("vocab_size"),
@@ -267,7 +268,7 @@ _BACKBONES = {
     "JinaEmbeddingsV3": f"{_embeddings('word token_type norm')} "
     + _blocks(_NORMED.format("mlp.fc1:I,H mlp.fc2:H,I " + _BIASED)),
     "Llama": _LLAMA,
-    "Mistral": _LLAMA,
+    **dict.fromkeys(("Mistral", "NVEmbed"), _LLAMA),
     "Qwen2": _decoder(_QUERIES.format(":", "") + _FEED + _NORMS),
     "Qwen3": _decoder(_OPTIONAL + _HEAD_NORMS + _FEED + _NORMS),
     "Phi3": _decoder("self_attn.o_proj/H,Q self_attn.qkv_proj/W,H mlp.gate_up_proj/2*I,H mlp.down_proj/H,I" + _NORMS),
@@ -311,6 +312,27 @@ def _jamba(config: Config) -> list[str]:
     return [*entries, "final_layernorm/H"]
 
 
+def _qwen3_5(config: Config) -> list[str]:
+    """Qwen3.5's layers have a gated delta rule, or attention with a gate."""
+    keys, values = (
+        int(config[f"linear_num_{part}_heads"]) * int(config[f"linear_{part}_head_dim"]) for part in ("key", "value")
+    )
+    count, inner = int(config["linear_num_value_heads"]), 2 * keys + values
+    delta = (
+        f"dt_bias={count} A_log={count} conv1d/{inner},1,{config['linear_conv_kernel_dim']} "
+        f"norm/{config['linear_value_head_dim']} out_proj/H,{values} in_proj_qkv/{inner},H in_proj_z/{values},H "
+        f"in_proj_b/{count},H in_proj_a/{count},H"
+    )
+    mixers = {
+        "linear_attention": " ".join(f"linear_attn.{entry}" for entry in delta.split()),
+        "full_attention": (_OPTIONAL + _HEAD_NORMS).replace("q_proj/Q,H", "q_proj/2*Q,H"),  # and as many gates
+    }
+    feed = "mlp.gate_proj/I,H mlp.up_proj/I,H mlp.down_proj/H,I input_layernorm/H post_attention_layernorm/H"
+    layers = (f"{mixers[kind]} {feed}" for kind in config["layer_types"])
+    entries = (f"layers.{i}.{entry}" for i, layer in enumerate(layers) for entry in layer.split())
+    return ["embed_tokens/V,H", *entries, "norm/H"]
+
+
 def _lfm2(config: Config) -> list[str]:
     """LFM2's layers convolve or attend."""
     width = 2 * int(config["block_ff_dim"]) // 3
@@ -338,7 +360,42 @@ def _nomic_moe(config: Config) -> list[str]:
     return entries
 
 
-_MIXED = {"Jamba": _jamba, "Lfm2": _lfm2, "NomicBertMoe": _nomic_moe}
+def _embedding_gemma2(config: Config) -> list[str]:
+    """The text's layers, whose heads differ, under its name in the whole model."""
+    text = config["text_config"]
+    width, heads, gates, layers = (
+        int(text[name])
+        for name in ("hidden_size", "num_attention_heads", "hidden_size_per_layer_input", "num_hidden_layers")
+    )
+    entries = [f"embed_tokens/{text.get('vocab_size', 0)},{width}"]
+    for layer in range(layers):
+        own = {**text, **text["per_layer_config"].get(str(layer), {})}
+        queries, keys = (count * int(own["head_dim"]) for count in (heads, int(own["num_key_value_heads"])))
+        rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        block = [f"self_attn.{name}/{count},{width}" for name, count in rows.items()]
+        block += [f"self_attn.o_proj/{width},{queries}"]
+        block += [f"self_attn.{letter}_norm/{own['head_dim']}" for letter in "qk"]
+        inner = int(text["intermediate_size"])
+        block += [f"mlp.{name}_proj/{inner},{width}" for name in ("gate", "up")] + [f"mlp.down_proj/{width},{inner}"]
+        block += [entry.replace("H", str(width)) for entry in (_NORMS + _FEED_NORMS).split()]
+        block += [
+            f"ple_block.per_layer_input_gate/{gates},{width}",
+            f"ple_block.per_layer_projection/{width},{gates}",
+            f"ple_block.post_per_layer_input_norm/{width}",
+        ]
+        entries += [f"layers.{layer}.{entry}" for entry in block]
+    entries += [f"norm/{width}", f"ple.per_layer_model_projection/{layers * gates},{width}"]
+    entries += [f"ple.per_layer_projection_norm/{gates}", f"embedding_projection/{text['embedding_dim']},{width}"]
+    return [f"language_model.{entry}" for entry in entries]
+
+
+_MIXED = {
+    "EmbeddingGemma2": _embedding_gemma2,
+    "Jamba": _jamba,
+    "Lfm2": _lfm2,
+    "NomicBertMoe": _nomic_moe,
+    "Qwen3_5Text": _qwen3_5,
+}
 
 
 def _t5(family: str, head: str, config: Config) -> dict[str, Shape]:
@@ -417,11 +474,13 @@ _PREFIXES = {
     "Gte": "gte",
     "GPT2": "transformer",
     "GPTNeoX": "gpt_neox",
-    "Lfm2": "model",
+    **dict.fromkeys(("EmbeddingGemma2", "Lfm2"), "model"),
     **dict.fromkeys(("Roberta", "XLMRoberta", "XLMRobertaXL", "Camembert", "JinaEmbeddingsV3"), "roberta"),
     **dict.fromkeys(
-        ("ModernBert", "EuroBert", "Ultrabert", "NeoMME", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"
+        ("ModernBert", "EuroBert", "Ultrabert", "NeoMME", "Llama", "Mistral", "NVEmbed", "Qwen2", "Qwen3", "Jamba"),
+        "model",
     ),
+    "Qwen3_5Text": "model",
     **dict.fromkeys(("Phi3", "Olmo2", "Granite", "SmolLM3", "Ministral3", "Qwen3Moe"), "model"),
     **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), "model"),
 }
@@ -443,7 +502,7 @@ _LIKE = {
     **dict.fromkeys(("Ernie", "MegatronBert"), "Bert"),
     "Deberta": "DebertaV2",
     **dict.fromkeys(("JinaBert", "JinaBertCode", "NomicBertMoe"), "Bert"),
-    **dict.fromkeys(("Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
+    **dict.fromkeys(("Mistral", "NVEmbed", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
     **dict.fromkeys(("Phi3", "SmolLM3", "Ministral3", "Qwen3Moe"), "Llama"),
     "GPTNeoX": "GPT2",
 }
@@ -513,6 +572,8 @@ _HEADS = {
     **dict.fromkeys((("Olmo2", "CausalLM"), ("Granite", "CausalLM")), "lm_head/V,H"),
     ("Olmo2", _SEQUENCE): "score/L,H",
     ("Lfm2", "CausalLM"): "lm_head/V,H",
+    ("Qwen3_5Text", "CausalLM"): "lm_head/V,H",
+    ("Qwen3_5Text", _SEQUENCE): "score/L,H",
     ("Jamba", "CausalLM"): "lm_head/V,H",
     ("Jamba", _SEQUENCE): "score/L,H",
 }

@@ -15,7 +15,7 @@ from tests.tiny.parameters import parameters
 pytestmark = [pytest.mark.contract, pytest.mark.torch]
 
 SHAPES = [(503, 48), (48,), (3,), (5,), (17,), (2,), (1, 48), (7,), (33, 5)]
-OWN = ("JinaBert", "JinaBertCode", "NomicBertMoe")  # transformers has no class of them
+OWN = ("JinaBert", "JinaBertCode", "NomicBertMoe", "NVEmbed")  # transformers has no class of them
 KINDS = {
     "plain": {},
     "wrapped": {"wrapped": True},
@@ -37,7 +37,7 @@ def test_parameters_are_those_of_transformers_class(family: str, kind: str, tmp_
     name = FAMILIES[family].native_class(**{"wrapped": False} | KINDS[kind])
     if not hasattr(transformers, name):
         if FAMILIES[family].native_prefix in OWN:
-            assert parameters(name, FAMILIES[family].config | {"vocab_size": 7})
+            assert parameters(name, FAMILIES[family].config | FAMILIES[family].native | {"vocab_size": 7})
             return
         with pytest.raises(AttributeError, match=name):
             parameters(name, FAMILIES[family].config)

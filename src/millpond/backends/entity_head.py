@@ -7,43 +7,18 @@ tenth of what it does span by span, and the last layer of a span is never comput
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from millpond.backends.entity_queries import EntityQueries
+from millpond.backends.lstm import Direction, Linear, Matrix, read_direction, run_layer
 from millpond.checkpoints.layouts.gliner import Gliner
 from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.checkpoints.weights import stored_tensors
 from millpond.errors import WeightMismatchError
 
-Matrix = npt.NDArray[np.float32]
-
-
 # GLiNER2's head for classes of texts.
 _UNREAD = ("classifier.",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Linear:
-    """``x W + b``."""
-
-    weight: Matrix  # [into, out]
-    bias: Matrix  # [out]
-
-    def __call__(self, rows: Matrix) -> Matrix:
-        out: Matrix = rows @ self.weight
-        out += self.bias
-        return out
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Direction:
-    """One direction of a layer of an LSTM; its gates are input, forget, cell and output, as torch has them."""
-
-    into: _Linear  # [into, 4 d], the biases of both products added
-    back: Matrix  # [d, 4 d]
 
 
 class EntityHead:
@@ -80,7 +55,7 @@ class EntityHead:
                 self._label = [*tensors.two("prompt_rep_layer", 4 * width, width)]
             self._start = [*tensors.two(f"{spans}.project_start", inner, width)]
             self._end = [*tensors.two(f"{spans}.project_end", inner, width)]
-            self._out: list[_Linear] = (
+            self._out: list[Linear] = (
                 [tensors.linear(f"{spans}.out_project", width, 2 * width)]
                 if layout.span_mode == "marker"
                 else [
@@ -102,7 +77,7 @@ class EntityHead:
         if self._projection is not None:
             words, labels = [self._projection(each) for each in words], [self._projection(each) for each in labels]
         for layer in self._lstm:
-            words = _both_ways(layer, words)
+            words = run_layer(layer, words)
         one = self._words if self.layout.span_mode == "token_level" else self._spans
         return [one(each, of_labels) for each, of_labels in zip(words, labels, strict=True)]
 
@@ -142,36 +117,10 @@ class EntityHead:
         return logits
 
 
-def _two(layers: Sequence[_Linear], rows: Matrix) -> Matrix:
+def _two(layers: Sequence[Linear], rows: Matrix) -> Matrix:
     """Two linear layers with relu between them."""
     inner = layers[0](rows)
     return layers[1](np.maximum(inner, 0, out=inner))
-
-
-def _both_ways(directions: Sequence[_Direction], texts: Sequence[Matrix]) -> list[Matrix]:
-    """A layer of an LSTM in both directions over each text ``[w, d]``; the states of both are ``[w, d]`` again."""
-    sizes = np.array([len(text) for text in texts])
-    longest, width = int(sizes.max(initial=0)), len(directions[0].back)
-    gates = np.zeros((longest, 2, len(texts), 4 * width), dtype=np.float32)
-    for way, direction in enumerate(directions):
-        for i, text in enumerate(texts):
-            gates[: len(text), way, i] = direction.into(text[::-1] if way else text)
-    back = np.stack([direction.back for direction in directions])  # [2, d, 4 d]
-    state = cell = np.zeros((2, len(texts), width), dtype=np.float32)
-    states = np.empty((longest, 2, len(texts), width), dtype=np.float32)
-    for step in range(longest):
-        four = gates[step]
-        four += np.matmul(state, back)
-        passed, new = _sigmoid(four), np.tanh(four[..., 2 * width : 3 * width])
-        cell = passed[..., width : 2 * width] * cell + passed[..., :width] * new
-        state = passed[..., 3 * width :] * np.tanh(cell)
-        states[step] = state
-    return [np.concatenate((states[:size, 0, i], states[:size, 1, i][::-1]), axis=1) for i, size in enumerate(sizes)]
-
-
-def _sigmoid(numbers: Matrix) -> Matrix:
-    out: Matrix = 0.5 * np.tanh(0.5 * numbers) + np.float32(0.5)
-    return out
 
 
 class _Tensors:
@@ -180,22 +129,16 @@ class _Tensors:
     def __init__(self, stored: Mapping[str, StoredTensor], layout: Gliner) -> None:
         self._stored, self._folder = dict(stored), layout.folder
 
-    def linear(self, name: str, out: int, into: int) -> _Linear:
+    def linear(self, name: str, out: int, into: int) -> Linear:
         weight, bias = self.take(f"{name}.weight", out, into), self.take(f"{name}.bias", out)
-        return _Linear(weight=np.ascontiguousarray(weight.T), bias=bias)
+        return Linear(weight=np.ascontiguousarray(weight.T), bias=bias)
 
-    def two(self, name: str, inner: int, width: int) -> tuple[_Linear, _Linear]:
+    def two(self, name: str, inner: int, width: int) -> tuple[Linear, Linear]:
         return self.linear(f"{name}.0", inner, width), self.linear(f"{name}.3", width, inner)
 
-    def direction(self, layer: int, suffix: str, width: int) -> _Direction:
+    def direction(self, layer: int, suffix: str, width: int) -> Direction:
         """The weights of a direction, whose state is half as wide as its input."""
-        half, name = width // 2, f"l{layer}{suffix}"
-        taken = [
-            self.take(f"rnn.lstm.weight_{kind}_{name}", 4 * half, size) for kind, size in (("ih", width), ("hh", half))
-        ]
-        bias = self.take(f"rnn.lstm.bias_ih_{name}", 4 * half) + self.take(f"rnn.lstm.bias_hh_{name}", 4 * half)
-        into, back = (np.ascontiguousarray(each.T) for each in taken)
-        return _Direction(into=_Linear(weight=into, bias=bias), back=back)
+        return read_direction(self.take, "rnn.lstm.", f"l{layer}{suffix}", into=width, width=width // 2)
 
     def take(self, name: str, *shape: int) -> Matrix:
         tensor = self._stored.pop(name, None)

@@ -26,7 +26,7 @@ from millpond.checkpoints.weights import stored_file, stored_tensors, weight_fil
 from millpond.errors import ModelLoadError
 from millpond.support.cache_folder import cache_folder
 
-_VERSION = 1  # of what is written
+_VERSION = 2  # of what is written
 _CONFIG, _WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 _MODELS = ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json", "pytorch_model.bin.index.json")
 _MERGED = "z-merged.safetensors"  # behind the base's files: of two tensors of a name the last counts
@@ -47,22 +47,30 @@ _HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
 _PREFIX = "base_model.model."
 
 
-# jina-embeddings-v5: the class that its config.json names, its task by default, and transformers' class by family.
+# jina-embeddings-v5: the class that its config.json names, its task by default, transformers' class by family, and
+# what the module of its own code does, in sentence-transformers' modules.
 _BY_TASK, _TASK = "JinaEmbeddingsV5Model", "retrieval"
 _CLASSES = {"qwen3": "Qwen3Model", "eurobert": "EuroBertModel"}
+_OWN_MODULE, _TRANSFORMER = "custom_st.Transformer", "sentence_transformers.models.Transformer"
+_MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": _TRANSFORMER},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+]
 
 
-def merged(source: Source, overrides: Mapping[str, Any] | None = None) -> Source:
+def merged(source: Source, overrides: Mapping[str, Any] | None = None, cache: Path | None = None) -> Source:
     """``source``, or the folder of the merged model if it is an adapter of PEFT only, or has one for each task.
 
-    ``overrides``: those of config.json, of which ``jina_task`` names the task.
+    ``overrides``: those of config.json, of which ``jina_task`` names the task. ``cache``: where merged folders are;
+    ``None``: in millpond's cache.
 
     Raises:
         ModelLoadError: It is no LoRA, does not fit its base model, or the base model is not at hand.
     """
-    folder = source.folder
+    folder, cache = source.folder, cache or cache_folder()
     if (folder / "adapters").is_dir() and (folder / "config.json").is_file():
-        return _of_task(source, str((overrides or {}).get("jina_task") or _TASK))
+        return _of_task(source, str((overrides or {}).get("jina_task") or _TASK), cache)
     if not (folder / _CONFIG).is_file() or any((folder / name).is_file() for name in _MODELS):
         return source
     weights = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
@@ -71,18 +79,19 @@ def merged(source: Source, overrides: Mapping[str, Any] | None = None) -> Source
         raise ModelLoadError(f"{source.name} has {_CONFIG} and no {_WEIGHTS[0]}; fetch it again")
     _check(config, source.name)
     base = _base(config, source)
-    target = _place(folder, base)
+    target = _place(folder, base, cache)
     if not target.is_dir():
         _write(folder, base, weights, config, target, source.name, {})
     # Not the hub's revision: the files of the base model decide a vector, too.
     return replace(source, folder=target, revision=None)
 
 
-def _of_task(source: Source, task: str) -> Source:
+def _of_task(source: Source, task: str, cache: Path) -> Source:
     """A model of jina-embeddings-v5 with the adapter of a task; another model is ``source``."""
     folder = source.folder
     config = read_json_object(folder / "config.json")
-    if config.get("architectures") != [_BY_TASK] or config.get("model_type") not in _CLASSES:
+    family = _family(config)
+    if config.get("architectures") != [_BY_TASK] or family is None:
         return source
     tasks = sorted(path.parent.name for path in (folder / "adapters").glob(f"*/{_CONFIG}"))
     if task not in tasks:
@@ -92,24 +101,39 @@ def _of_task(source: Source, task: str) -> Source:
     chosen = folder / "adapters" / task
     adapter = read_json_object(chosen / _CONFIG)
     _check(adapter, source.name)
-    target = _place(chosen, folder)
+    target = _place(chosen, folder, cache)
     if not target.is_dir():
         own = {key: value for key, value in config.items() if key != "auto_map"}
-        written: dict[str, Any] = {"config.json": own | {"architectures": [_CLASSES[config["model_type"]]]}}
-        if (folder / "modules.json").is_file():
-            listed = json.dumps(read_json(folder / "modules.json"))
-            written["modules.json"] = json.loads(
-                listed.replace('"custom_st.Transformer"', '"sentence_transformers.models.Transformer"')
-            )
+        named = {"model_type": family, "architectures": [_CLASSES[family]]}
+        written = {"config.json": own | named, **_modules(folder / "modules.json")}
         _write(folder, folder, chosen / _WEIGHTS[0], adapter, target, source.name, written)
     return replace(source, folder=target, revision=None)
 
 
-def _place(folder: Path, base: Path) -> Path:
+def _family(config: Mapping[str, Any]) -> str | None:
+    """The family behind jina-embeddings-v5's config.json, whose ``model_type`` the small and the nano model share."""
+    kind = config.get("model_type")
+    if kind == "jina_embeddings_v5":
+        return "eurobert" if config.get("is_decoder") is False else "qwen3"
+    return kind if kind in _CLASSES else None
+
+
+def _modules(listed: Path) -> dict[str, Any]:
+    """modules.json, and a module's config, in place of the one that lists jina-embeddings-v5's own.
+
+    Alone that module also pools the last token and normalizes.
+    """
+    entries = read_json(listed) if listed.is_file() else [{"type": _OWN_MODULE}]
+    if isinstance(entries, list) and len(entries) == 1 and entries[0].get("type") == _OWN_MODULE:
+        return {"modules.json": _MODULES, "1_Pooling/config.json": {"pooling_mode_lasttoken": True}}
+    return {"modules.json": json.loads(json.dumps(entries).replace(f'"{_OWN_MODULE}"', f'"{_TRANSFORMER}"'))}
+
+
+def _place(folder: Path, base: Path, cache: Path) -> Path:
     """Where the merged folder of an adapter is, for the state that its files and the base model's are in."""
     files = sorted(path for path in (*folder.rglob("*"), *base.iterdir()) if path.is_file())
     stats = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns, stat.st_ino) for path in files]
-    return cache_folder() / "adapters" / _hash(str(folder.resolve())) / _hash(json.dumps([_VERSION, stats]))
+    return cache / "adapters" / _hash(str(folder.resolve())) / _hash(json.dumps([_VERSION, stats]))
 
 
 def _hash(text: str) -> str:
@@ -169,6 +193,7 @@ def _write(
     part = Path(tempfile.mkdtemp(dir=target.parent, prefix="part-"))
     try:
         for file, content in written.items():
+            (part / file).parent.mkdir(exist_ok=True)
             (part / file).write_text(json.dumps(content), encoding="utf-8")
         _link_texts(folder, base, part)
         files = list(weight_files(base, None))

@@ -186,6 +186,8 @@ class Architecture:
     adapters: bool = False  # the backbone takes `adapter_ids [1, tokens]`, an adapter for each token (-1: none)
     decoder: bool = False  # a causal language model, with a key-value cache to switch off
     recurrent: bool = False  # some layers carry a state from token to token instead of attending
+    # An encoder reads the first part of a text (token type 0), and a decoder the second (1), which it writes on
+    encodes_apart: bool = False
     pooler: bool = False  # the class would build BERT's pooler, which millpond does not use
     half: str = "float16"  # its half precision on a GPU
 
@@ -236,6 +238,11 @@ class Architecture:
         module, _, name = self.forward.partition(":")
         return getattr(import_module(module), name)
 
+    @property
+    def averages_layers(self) -> bool:
+        """Whether its plan can give the mean of several layers' states: a post-norm encoder's, whose layers end so."""
+        return self.encoder is not None and not self.encoder.last_norm
+
     def head_names(self) -> tuple[str, ...]:
         """Modules and tensors of its heads, which a backbone leaves alone."""
         steps = (*self.classifiers.sequence, *self.classifiers.tokens, *self.reward_head)
@@ -251,8 +258,11 @@ class Architecture:
         """Position of a text's first token."""
         if not self.offset_positions:
             return 0
-        padding = config.get("pad_token_id")
-        return (1 if padding is None else int(padding)) + 1
+        given = config.get("pad_token_id")
+        padding = 1 if given is None else int(given)
+        # A first token that counts as padding is where the padding is (bilingual-embedding-small: both ids are 0).
+        is_padding = self.model_type == "xlm-roberta" and given is not None and config.get("bos_token_id") == given
+        return padding if is_padding else padding + 1
 
     def capacity(self, config: Mapping[str, Any]) -> int | None:
         """Most tokens the position table (or the rotary training length) covers; ``None`` if the config names none.

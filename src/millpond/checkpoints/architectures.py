@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -44,7 +43,7 @@ from millpond.checkpoints.classifier_steps import (
     FamilyHead,
     Linear,
 )
-from millpond.checkpoints.unserved import unserved
+from millpond.checkpoints.refusals import backbone_alone, unknown_class, unknown_family, with_article
 from millpond.errors import UnsupportedArchitectureError
 
 # Suffixes of the classes that config.json may name for a backbone. The backbone is loaded; heads are built here.
@@ -58,7 +57,8 @@ _SUFFIXES = (
 # Packed forwards.
 _ROTARY_ENCODER = "millpond.backends.torch.forwards.rotary_encoder:PackedRotaryEncoder"
 _DECODER = "millpond.backends.torch.forwards.decoder:PackedDecoder"
-_PLAN = "millpond.backends.torch.forwards.plan:PackedPlan"
+PLAN = "millpond.backends.torch.forwards.plan:PackedPlan"
+_RECURRENT = "millpond.backends.torch.forwards.recurrent"
 
 # What two or more rows have.
 _QWEN3 = DecoderTraits(window="layer", biases=("attention",), head_norms=True)
@@ -112,7 +112,7 @@ _decoder = partial(
 _t5 = partial(
     Architecture,
     family="t5",
-    forward=_PLAN,
+    forward=PLAN,
     pooling="mean",
     positions="relative",
     half="bfloat16",
@@ -149,9 +149,11 @@ ARCHITECTURES = (
         model_type="xlm-roberta",
         offset_positions=True,
         pooler=True,
-        aliases=("camembert",),
+        # `bilingual` is XLM-RoBERTa's code under another name.
+        aliases=("camembert", "bilingual"),
         names=(
-            "BgeM3EmbeddingModel",
+            *("BgeM3EmbeddingModel", "BilingualModel", "BilingualForMaskedLM"),
+            *("BilingualForSequenceClassification", "BilingualForTokenClassification"),
             *("CamembertModel", "CamembertForMaskedLM"),
             *("CamembertForSequenceClassification", "CamembertForTokenClassification"),
         ),
@@ -163,7 +165,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="Ernie",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="ernie",
         token_types=True,
         pooler=True,
@@ -184,7 +186,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="MegatronBert",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="megatron-bert",
         token_types=True,
         pooler=True,
@@ -195,7 +197,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="XLMRobertaXL",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="xlm-roberta-xl",
         half="bfloat16",
         offset_positions=True,
@@ -212,7 +214,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="RoFormer",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="roformer",
         positions="rotary",
         token_types=True,
@@ -228,7 +230,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="RemBert",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="rembert",
         token_types=True,
         pooler=True,
@@ -243,7 +245,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="Longformer",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="longformer",
         offset_positions=True,
         pooler=True,
@@ -259,7 +261,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="BigBird",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="big_bird",
         token_types=True,
         pooler=True,
@@ -271,7 +273,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="MobileBert",
-        forward=_PLAN,
+        forward=PLAN,
         model_type="mobilebert",
         half="bfloat16",
         token_types=True,
@@ -330,7 +332,7 @@ ARCHITECTURES = (
         token_types=True,
         recognized_by={"model_type": "nomic_bert", "num_experts": 2},
         family="nomic",
-        forward=_PLAN,
+        forward=PLAN,
         head=POOLER_HEAD,
         example="nomic-ai/nomic-embed-text-v2-moe",
     ),
@@ -378,7 +380,7 @@ ARCHITECTURES = (
         token_types=True,
         recognized_by={"model_type": "bert", "position_embedding_type": "alibi"},
         family="jina_bert",
-        forward=_PLAN,
+        forward=PLAN,
         head=POOLER_HEAD,
         mlm=BERT_MLM,
         example="jinaai/jina-embeddings-v2-base-en",
@@ -422,7 +424,7 @@ ARCHITECTURES = (
         token_types=True,
         half="bfloat16",
         family="deberta_v1",
-        forward=_PLAN,
+        forward=PLAN,
         head=DEBERTA_HEAD,
         example="cross-encoder/nli-deberta-base",
     ),
@@ -434,10 +436,24 @@ ARCHITECTURES = (
         positions="absolute",
         offset_positions=True,
         family="bart",
-        forward=_PLAN,
+        forward=PLAN,
         half="bfloat16",
         head=BART_HEAD,
         example="facebook/bart-large-mnli",
+    ),
+    Architecture(
+        prefix="T5Gemma2",
+        model_type="t5gemma2",
+        names=("T5Gemma2ForConditionalGeneration",),
+        pooling="lasttoken",
+        positions="rotary",
+        token_types=True,
+        decoder=True,
+        encodes_apart=True,
+        family="t5gemma2",
+        forward=PLAN,
+        half="bfloat16",
+        example="KaLM-Embedding/KaLM-Reranker-V1-Nano",
     ),
     _t5(
         prefix="T5",
@@ -467,10 +483,15 @@ ARCHITECTURES = (
     Architecture(
         prefix="Ultrabert",
         model_type="ultrabert",
+        # As the code that its checkpoints had before transformers knew them spells it
+        names=tuple(
+            f"UltraBert{kind}"
+            for kind in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+        ),
         pooling="mean",
         positions="rotary",
         family="ultrabert",
-        forward=_PLAN,
+        forward=PLAN,
         traits=DecoderTraits(window="radius", rotary_by_kind=True, biases=("attention", "mlp")),
         head=ULTRABERT_HEAD,
         example="dmis-lab/UltraBERT-150M",
@@ -488,6 +509,7 @@ ARCHITECTURES = (
     _decoder(
         prefix="Llama",
         model_type="llama",
+        names=("ReasonIRModel", "LlamaEncoderModel"),
         pooling_field=LLAMA_POOLING,  # NVIDIA's older checkpoints call themselves llama
         example="samaya-ai/RepLLaMA-reproduced",
     ),
@@ -523,15 +545,31 @@ ARCHITECTURES = (
         example="intfloat/e5-mistral-7b-instruct",
     ),
     _decoder(
+        prefix="NVEmbed",
+        model_type="nvembed",
+        native="MistralModel",
+        unmasked="mistral",
+        pooling="mean",
+        half="bfloat16",
+        family="nvembed",
+        traits=DecoderTraits(),
+        refused=dict.fromkeys(
+            ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "ForCausalLM"),
+            "a class that NV-Embed's code does not have",
+        ),
+        example="nvidia/NV-Embed-v2",
+    ),
+    _decoder(
         prefix="Qwen2",
         model_type="qwen2",
+        names=("QZhouModel",),
         traits=DecoderTraits(window="layer", biases=("qkv",)),
         example="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
     ),
     _decoder(
         prefix="Qwen3",
         model_type="qwen3",
-        names=("JinaForRanking",),
+        names=("JinaForRanking", "Splade", "VoyageQwen3BidirectionalEmbedModel"),
         mlm=CAUSAL_LM,
         traits=_QWEN3,
         example="Qwen/Qwen3-Embedding-0.6B",
@@ -597,12 +635,28 @@ ARCHITECTURES = (
         ),
         example="google/embeddinggemma-300m",
     ),
+    Architecture(
+        prefix="EmbeddingGemma2",
+        model_type="embedding_gemma2",
+        aliases=("embedding_gemma2_text",),
+        names=("EmbeddingGemma2TextModel",),
+        pooling="mean",
+        positions="rotary",
+        half="bfloat16",
+        family="embedding_gemma2",
+        forward=PLAN,
+        refused=dict.fromkeys(
+            ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "ForMaskedLM"),
+            "a class that transformers does not have",
+        ),
+        example="google/embeddinggemma-2",
+    ),
     _decoder(
         prefix="Phi3",
         model_type="phi3",
         half="bfloat16",
         family="phi3",
-        forward=_PLAN,
+        forward=PLAN,
         traits=DecoderTraits(window="config", partial=True),
         example="microsoft/Phi-4-mini-instruct",
     ),
@@ -610,7 +664,7 @@ ARCHITECTURES = (
         prefix="Olmo2",
         model_type="olmo2",
         half="bfloat16",
-        forward=_PLAN,
+        forward=PLAN,
         traits=DecoderTraits(biases=("attention",), head_norms=True, whole_norms=True, post_norms=True),
         example="allenai/OLMo-2-0425-1B",
     ),
@@ -618,10 +672,10 @@ ARCHITECTURES = (
         prefix="Granite",
         model_type="granite",
         aliases=("minicpm",),
-        names=("LayerWiseMiniCPMModel", "LayerWiseMiniCPMForCausalLM"),
+        names=("MiniCPM", "LayerWiseMiniCPMModel", "LayerWiseMiniCPMForCausalLM"),
         family="layerwise",
         half="bfloat16",
-        forward=_PLAN,
+        forward=PLAN,
         traits=DecoderTraits(biases=("attention", "mlp"), multipliers=True),
         example="ibm-granite/granite-3.3-2b-base",
     ),
@@ -629,7 +683,7 @@ ARCHITECTURES = (
         prefix="SmolLM3",
         model_type="smollm3",
         half="bfloat16",
-        forward=_PLAN,
+        forward=PLAN,
         traits=DecoderTraits(window="layer", biases=("attention", "mlp"), unrotated="no_rope_layers"),
         example="HuggingFaceTB/SmolLM3-3B-Base",
     ),
@@ -638,7 +692,7 @@ ARCHITECTURES = (
         model_type="ministral3",
         half="bfloat16",
         family="ministral3",
-        forward=_PLAN,
+        forward=PLAN,
         traits=DecoderTraits(window="config"),
         example="mistralai/Ministral-3-3B-Base-2512",
     ),
@@ -659,15 +713,34 @@ ARCHITECTURES = (
         ),
         half="bfloat16",
         family="lfm2",
-        forward=_PLAN,
+        forward=PLAN,
         traits=None,
         recurrent=True,
         example="LiquidAI/LFM2.5-Embedding-350M",
     ),
     _decoder(
+        prefix="Qwen3_5Text",
+        model_type="qwen3_5_text",
+        aliases=("qwen3_5",),
+        names=tuple(
+            f"Qwen3_5{kind}"
+            for kind in (
+                *("Model", "ForCausalLM", "ForConditionalGeneration"),
+                *("ForSequenceClassification", "ForTokenClassification"),
+            )
+        ),
+        half="bfloat16",
+        family="qwen3_5",
+        module=_RECURRENT,
+        forward=None,
+        traits=None,
+        recurrent=True,
+        example="infgrad/Prism-Qwen3.5-Reranker-0.8B",
+    ),
+    _decoder(
         prefix="GPTNeoX",
         model_type="gpt_neox",
-        forward=_PLAN,
+        forward=PLAN,
         traits=None,
         head=FamilyHead(sequence=SCORE, pooling="lasttoken"),
         example="EleutherAI/pythia-160m",
@@ -691,7 +764,7 @@ ARCHITECTURES = (
         positions="none",
         decoder=True,
         half="bfloat16",
-        module="millpond.backends.torch.forwards.jamba",
+        module=_RECURRENT,
         recurrent=True,
         example="ai21labs/Jamba-tiny-reward-dev",
     ),
@@ -720,55 +793,16 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
     recognized = (row for row in ARCHITECTURES if row.is_recognized(config))
     row = next(recognized, None) or row_of(str(model_type))
     if row is None:
-        raise UnsupportedArchitectureError(_unknown_family(config, name))
+        raise UnsupportedArchitectureError(unknown_family(config, name, ARCHITECTURES, class_names))
     why_not = row.refused.get(str(claimed).removeprefix(row.prefix))
-    backbone = f'for the backbone alone pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
     if why_not is not None:
-        raise UnsupportedArchitectureError(f"{name} is a {claimed}, {why_not}; {backbone}")
+        raise UnsupportedArchitectureError(f"{name} is {with_article(claimed)}, {why_not}; {backbone_alone(row)}")
     if claimed is not None and claimed not in class_names(row):
-        own = claimed.startswith(row.prefix)
-        kind = (
-            "another head than millpond runs"
-            if own
-            else f"a class of its own, which millpond does not know of {row.prefix}"
-        )
-        way_out = "for the backbone alone" if own else f"if it computes what {row.prefix}Model does"
-        raise UnsupportedArchitectureError(
-            f'{name} is a {claimed}, {kind}; {way_out} pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
-        )
+        why_not = unknown_class(config, str(claimed), row)
+        raise UnsupportedArchitectureError(f"{name} is {with_article(claimed)}, {why_not}")
     if row.takes_distances and config.get("position_embedding_type") in RELATIVE:  # of transformers 4 only
-        return replace(row, forward=_PLAN)
+        return replace(row, forward=PLAN)
     return row
-
-
-def _unknown_family(config: Mapping[str, Any], name: str) -> str:
-    """What a config.json is whose family is in no row."""
-    model_type, claimed = config.get("model_type"), (config.get("architectures") or [None])[0]
-    if model_type is None:
-        row = next((row for row in ARCHITECTURES if claimed in class_names(row)), None)
-        named = "and no architectures either" if claimed is None else f"and architectures names {claimed}"
-        way_out = (
-            "name the family" if row is None else f"if its weights are those of {row.model_class}, name the family"
-        )
-        example = "bert" if row is None else row.model_type
-        return (
-            f"{name} has no model_type in config.json, {named}, so its family is not known; {way_out}, as in "
-            f'hf_overrides={{"model_type": "{example}"}}'
-        )
-    remote = " and needs code of its own (auto_map)" if config.get("auto_map") else ""
-    kind = unserved(str(model_type))
-    if kind is not None:
-        return (
-            f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}: {kind.kind}, which millpond does "
-            f"not run; {kind.nearest}"
-        )
-    known = [kind for row in ARCHITECTURES for kind in (row.model_type, *row.aliases)]
-    near = get_close_matches(str(model_type), known, 1, cutoff=0.8)
-    return (
-        f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}, which millpond cannot run; "
-        + (f"of a similar name it runs {near[0]}, and " if near else "")
-        + "`millpond models` lists what it runs"
-    )
 
 
 def class_names(row: Architecture) -> frozenset[str]:

@@ -12,7 +12,7 @@ from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import NOT_ARITHMETIC, Checkpoint
 from millpond.checkpoints.classifiers import entailment
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
-from millpond.checkpoints.modules import Codes, Dense, Pooling
+from millpond.checkpoints.modules import Codes, Convolution, Dense, Lstm, Pooling
 from millpond.checkpoints.task_detection import DetectedTasks
 from millpond.errors import ModelLoadError
 from millpond.tasks import Activation
@@ -60,6 +60,14 @@ def complete_layout(checkpoint: Checkpoint, architecture: Architecture, options:
         pooling = replace(pooling, modes=_modes(options.pooling))
     if checkpoint.source.name in _INSTRUCTOR_NAMES:
         pooling = replace(pooling, include_prompt=False)
+    averaged = (
+        architecture.averages_layers or architecture.traits is not None or architecture.model_type == "modernbert"
+    )
+    if layout.layer_mean is not None and not averaged:
+        raise ModelLoadError(
+            f"{checkpoint.source.name} has a WeightedLayerPooling over {architecture.prefix}, whose layers' states are "
+            "not kept here; millpond averages those of encoders like BERT, of ModernBERT and of decoders like Llama"
+        )
     # As in vLLM: a plain repository gives unit vectors; one with modules.json gives them if the list has Normalize.
     normalize = layout.normalize if layout.normalize is not None else True
     return replace(layout, pooling=pooling, normalize=normalize if options.normalize is None else options.normalize)
@@ -196,7 +204,7 @@ def backbone_width(config: Mapping[str, Any]) -> int:
 def _chain_width(width: int, heads: tuple[Any, ...], name: str) -> int:
     """The width after a chain of heads."""
     for head in heads:
-        if isinstance(head, Dense):
+        if isinstance(head, Dense | Convolution | Lstm):
             if head.in_features != width:
                 raise ModelLoadError(
                     f"{name}: {head.folder.name} takes {head.in_features} features, and gets {width}; "
@@ -279,6 +287,8 @@ MATRYOSHKA_FAMILIES = (
     MatryoshkaFamily(pattern=r"embeddinggemma-300m", dimensions=(128, 256, 512, 768)),
     MatryoshkaFamily(pattern=r"gte-multilingual-base", smallest=128),
     MatryoshkaFamily(pattern=r"static-(retrieval|similarity)-mrl-.*", smallest=32),
+    MatryoshkaFamily(pattern=r"voyage-4-nano", dimensions=(256, 512, 1024, 2048)),
+    MatryoshkaFamily(pattern=r"jina-embeddings-v5-text-(small|nano)(-.*)?", smallest=32),
     MatryoshkaFamily(pattern=r"jina-colbert-v2", dimensions=(64, 96, 128)),
 )
 

@@ -15,9 +15,16 @@ from millpond.checkpoints.gguf.tensors import LINK
 from millpond.checkpoints.layouts.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
 from millpond.checkpoints.layouts.gliner import CONFIG as GLINER
 from millpond.checkpoints.layouts.gliner import is_gliner2, read_gliner, read_gliner2
+from millpond.checkpoints.layouts.kalm import is_kalm, read_kalm
 from millpond.checkpoints.layouts.late_interaction import names_colbert
+from millpond.checkpoints.layouts.latent_attention import with_latent_attention
 from millpond.checkpoints.layouts.listwise import read_listwise
-from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout, read_layout, stanford_layout
+from millpond.checkpoints.layouts.sentence_transformers import (
+    PipelineLayout,
+    read_layout,
+    stanford_layout,
+    transformer_config,
+)
 from millpond.checkpoints.layouts.sparse import (
     SparseCode,
     Splade,
@@ -27,20 +34,26 @@ from millpond.checkpoints.layouts.sparse import (
     names_splade,
 )
 from millpond.checkpoints.layouts.static import static_config, weights_config
-from millpond.checkpoints.modules import Dense, LayerNorm
+from millpond.checkpoints.modules import Convolution, Dense, LayerNorm, Lstm
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
+from millpond.checkpoints.unserved import NAMES, unserved
 from millpond.checkpoints.weight_checks import check_quantization, check_whole
 from millpond.checkpoints.weights import check_config, check_pickles, check_weights
-from millpond.errors import ModelLoadError
+from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 from millpond.tasks import Role
 
 # Keys of config.json that do not change a vector.
 NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
 # Classes of a checkpoint's own code for its config, and the `model_type` that they stand for.
-_CODE_FAMILIES = {"XLMRobertaFlashConfig": "xlm-roberta"}  # jina-reranker-v2-base-multilingual
+_CODE_FAMILIES = {
+    "XLMRobertaFlashConfig": "xlm-roberta",  # jina-reranker-v2-base-multilingual
+    "MiniCPMConfig": "minicpm",  # MiniCPM-Embedding
+}
+# Arguments of a loader among them that are no fields of config.json.
+_OF_THE_HUB = ("trust_remote_code", "revision", "code_revision", "token", "cache_dir", "subfolder", "local_files_only")
 _TRANSFORMER_FILES = (
-    "sentence_*_config.json tokenizer*.json special_tokens_map.json added_tokens.json vocab.* merges.txt *.model "
-    "*.tiktoken chat_template.jinja"
+    "sentence_*_config.json wordembedding_config.json tokenizer*.json *tokenizer_config.json special_tokens_map.json "
+    "added_tokens.json vocab.* merges.txt *.model *.tiktoken chat_template.jinja"
 ).split()
 
 
@@ -123,12 +136,15 @@ def read_checkpoint(
     hf_overrides: Mapping[str, Any] | None = None,
     has_weights: bool = False,
     role: Role | None = None,
+    cache: Path | None = None,
 ) -> Checkpoint:
     """Read the descriptions in a checkpoint's files, but no weights; ``has_weights``: check that there are some.
 
-    ``role``: that of the texts, which a Router has modules for.
+    ``role``: that of the texts, which a Router has modules for. ``cache``: where an adapter is merged into its base
+    model; ``None``: in millpond's cache.
     """
-    source = merged(resolve(model, revision), hf_overrides)
+    _check_name(os.fspath(model))
+    source = merged(resolve(model, revision), hf_overrides, cache)
     labelled = None
     if (source.folder / GLINER).is_file():
         labelled = read_gliner(source.folder, source.name)
@@ -137,6 +153,8 @@ def read_checkpoint(
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
     if labelled is not None:
         layout = PipelineLayout(transformer=labelled.folder, max_seq_length=labelled.max_tokens, gliner=labelled)
+    elif is_kalm(source.folder):
+        layout = PipelineLayout(transformer=source.folder)
     else:
         layout = read_layout(source.folder, role) if pairs is None else _layout_of(pairs)
     is_table = layout.static is not None or isinstance(layout.sparse, StaticWeights)
@@ -145,7 +163,9 @@ def read_checkpoint(
     if has_weights:
         check_readable(layout, source)
     stored = read_json_object(layout.transformer / "config.json", optional=is_table or labelled is not None)
-    config = merge(stored if labelled is None else labelled.config, hf_overrides or {})
+    stored = {**stored, **read_kalm(source.folder)}
+    of_backbone = stored if labelled is None else labelled.config
+    config = merge(merge(of_backbone, _module_overrides(layout.transformer)), hf_overrides or {})
     if config.get("model_type") is None and (family := _family_of_code(config)) is not None:
         config["model_type"] = family
     if not is_table:
@@ -158,9 +178,12 @@ def read_checkpoint(
         config["architectures"] = [config["architectures"]]
     if names_colbert(config) and layout.late_interaction is None:
         layout = stanford_layout(layout, config)
+    if not config.get("output_hidden_states"):  # without the other layers' states sentence-transformers takes the last
+        layout = replace(layout, layer_mean=None)
     listwise = read_listwise(layout.transformer, config)
     if listwise is not None:
         layout = replace(layout, listwise=listwise[0], token_heads=listwise[1], normalize=False)
+    layout = with_latent_attention(layout, config)
     if names_splade(config) and layout.sparse is None:
         layout = replace(layout, sparse=Splade(folder=layout.transformer))
     # Taken before tokenizer and weights are read, so that every later write is noticed.
@@ -169,6 +192,22 @@ def read_checkpoint(
     if not layout.prompts and isinstance(instructions, Mapping) and layout.late_interaction is None:
         layout = replace(layout, prompts={str(name): str(text) for name, text in instructions.items()})
     return Checkpoint(source=source, config=config, layout=layout, cross_encoder=pairs, files=files)
+
+
+def _check_name(name: str) -> None:
+    """Refuse a hub id, or a folder of such a name, that is known to hold no checkpoint, before it is fetched."""
+    kind = unserved("/".join(Path(name).parts[-2:]), NAMES)
+    if kind is not None:
+        raise UnsupportedArchitectureError(f"{name} is {kind.kind}, which millpond does not run; {kind.nearest}")
+
+
+def _module_overrides(folder: Path) -> Mapping[str, Any]:
+    """Fields of config.json that the settings of a Transformer module replace, as sentence-transformers does."""
+    settings = transformer_config(folder)
+    given = settings.get("config_args", settings.get("config_kwargs"))  # the first: until sentence-transformers 5
+    if given is not None and not isinstance(given, Mapping):
+        raise ModelLoadError(f"{folder}: config_kwargs {given!r} of its Transformer module must be an object")
+    return {key: value for key, value in (given or {}).items() if key not in _OF_THE_HUB}
 
 
 def _family_of_code(config: Mapping[str, Any]) -> str | None:
@@ -180,9 +219,9 @@ def _family_of_code(config: Mapping[str, Any]) -> str | None:
 
 def check_readable(layout: PipelineLayout, source: Source) -> None:
     """Raise ModelLoadError unless the weights of a pipeline are there, and no pickles without torch."""
-    if not (isinstance(layout.sparse, StaticWeights) and layout.sparse.idf):
+    if not (isinstance(layout.sparse, StaticWeights) and layout.sparse.idf) and not _is_bag(layout):
         check_weights(layout.transformer, source)
-        check_pickles(weights_of(layout))
+    check_pickles(weights_of(layout))
 
 
 def check_numbers(layout: PipelineLayout, source: Source) -> None:
@@ -193,11 +232,19 @@ def check_numbers(layout: PipelineLayout, source: Source) -> None:
 
 def weights_of(layout: PipelineLayout) -> list[Path]:
     """The folders and files with the weights of a pipeline, the backbone's first."""
-    modules = [head for head in (*layout.token_heads, *layout.heads) if isinstance(head, Dense | LayerNorm)]
+    heads = (*layout.token_heads, *layout.heads)
+    modules = [head.folder for head in heads if isinstance(head, Dense | LayerNorm | Convolution | Lstm)]
+    modules += [] if layout.layer_mean is None else [layout.layer_mean.folder]
     code = [layout.sparse.folder] if isinstance(layout.sparse, SparseCode) else []
     beside = (layout.sparse, layout.token_vectors)
     files = [layer.path for layer in beside if isinstance(layer, TokenWeights | TokenVectors)]
-    return [layout.transformer, *(head.folder for head in modules), *code, *files]
+    backbone = [] if _is_bag(layout) else [layout.transformer]
+    return [*backbone, *modules, *code, *files]
+
+
+def _is_bag(layout: PipelineLayout) -> bool:
+    """Whether the first module is a BoW, whose weights are in its config.json."""
+    return layout.static is not None and layout.static.bag is not None
 
 
 def _layout_of(pairs: CrossEncoder) -> PipelineLayout:

@@ -284,6 +284,25 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": 128,
         "layer_types": None,
     },
+    "neomme": {
+        "vocab_size": 131072,
+        "embedding_rank": 256,
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "hidden_act": "relu2",
+        "mlp_bias": False,
+        "num_hidden_layers": 17,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "max_position_embeddings": 16384,
+        "norm_eps": 1e-6,
+        "attention_bias": False,
+        "pad_token_id": 0,
+        "sliding_window": 256,
+        "residual_multiplier": None,
+        "layer_types": None,
+    },
     "llama": _LLAMA,
     "internlm2": _LLAMA,
     "mistral": {
@@ -402,6 +421,14 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "decoder_start_token_id": 2,
         "pad_token_id": 1,
     },
+    "t5gemma2": {
+        "hidden_size": 2304,
+        "vocab_size": 262208,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "head_dim": 256,
+        "encoder_chunk_size": 4,
+    },
     "t5": _T5,
     "umt5": {
         **_T5,
@@ -430,6 +457,22 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "attn_logit_softcapping": None,
         "use_bidirectional_attention": False,
     },
+    "embedding_gemma2": {
+        "vocab_size": 262144,
+        "hidden_size": 768,  # what translate() calls so, of the states
+        "layer_width": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 4,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 512,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6,
+        "pad_token_id": 0,
+        "attention_bias": False,
+        "sliding_window": 512,
+        "layer_types": None,
+    },
 }
 # Base of the rotary angles where config.json gives none; 10,000 for other families.
 _THETA = {
@@ -446,14 +489,24 @@ _THETA_BY_KIND = {
         "sliding_attention": (10_000.0, "local_rope_theta"),
     },
     "ultrabert": {"full_attention": (2_560_000.0, ""), "sliding_attention": (10_000.0, "")},
+    "neomme": {
+        "full_attention": (1_000_000.0, "rope_theta"),
+        "sliding_attention": (10_000.0, "rope_theta"),
+    },
+    "embedding_gemma2": {"full_attention": (1_000_000.0, ""), "sliding_attention": (10_000.0, "")},
     "gemma3_text": {
         "full_attention": (1_000_000.0, "rope_theta"),
         "sliding_attention": (10_000.0, "rope_local_base_freq"),
     },
 }
+# The part of a head that rotary positions turn, by the kind of layer, where config.json gives none.
+_PARTS = {"neomme": {"full_attention": 0.25, "sliding_attention": 1.0}}
 # Fields that may be null, besides those whose default is.
 _NULLABLE = frozenset(
-    "pad_token_id num_key_value_heads head_dim sliding_window final_logit_softcapping attn_logit_softcapping".split()
+    (
+        "pad_token_id num_key_value_heads head_dim sliding_window final_logit_softcapping attn_logit_softcapping "
+        "encoder_chunk_size"
+    ).split()
 )
 # Fields of `rope_parameters` that are positive numbers.
 _NUMBERS = (
@@ -468,7 +521,7 @@ _SIZES = (
     *("input_embedding_size", "task_type_vocab_size", "intra_bottleneck_size", "num_feedforward_networks"),
     *("dim", "n_layers", "n_heads", "hidden_dim", "relative_attention_num_buckets", "query_pre_attn_scalar"),
     *("moe_intermediate_size", "num_experts", "num_experts_per_tok", "decoder_sparse_step"),
-    *("moe_every_n_layers", "moe_top_k"),
+    *("moe_every_n_layers", "moe_top_k", "layer_width", "hidden_size_per_layer_input", "embedding_rank"),
     *("local_attention", "sliding_window", "global_attn_every_n_layers", "sliding_window_pattern"),
 )
 _DISTILBERT_NAMES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
@@ -533,7 +586,9 @@ def _complete_family(family: str, config: dict[str, Any]) -> None:
         config["rope_theta"] = config.get("rope_theta") or config.get("rotary_emb_base") or 10_000.0
         if config.get("partial_rotary_factor") is None:
             config["partial_rotary_factor"] = config.get("rotary_pct", 0.25)
-    elif family == "granite" and not config["residual_multiplier"] > 0:
+    elif family == "neomme" and config["residual_multiplier"] is None:
+        config["residual_multiplier"] = (2 * config["num_hidden_layers"]) ** -0.5
+    elif family in ("granite", "neomme") and not config["residual_multiplier"] > 0:
         raise ModelLoadError(
             f"residual_multiplier is {config['residual_multiplier']!r} in config.json; it must be more than 0"
         )
@@ -571,8 +626,14 @@ def _complete_layers(family: str, config: dict[str, Any]) -> None:
     elif family in ("qwen2", "qwen3"):
         sliding = [config["sliding_window"] is not None and i >= config["max_window_layers"] for i in range(count)]
     else:
-        every = {"gemma3_text": config.get("sliding_window_pattern") or 6, "ultrabert": 3}.get(family, 2)
-        sliding = [(i + 1) % every != 0 for i in range(count)]
+        patterns = {
+            "gemma3_text": config.get("sliding_window_pattern") or 6,
+            "ultrabert": 3,
+            "embedding_gemma2": 6,
+            "neomme": 6,
+        }
+        every = patterns.get(family, 2)
+        sliding = [(i + 1) % every != 0 and (family != "neomme" or i + 1 < count) for i in range(count)]
     config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in sliding]
 
 
@@ -586,9 +647,12 @@ def _rope(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
         theta = config.get("rope_theta")
         return _standard(scaling or given, theta or _THETA.get(family, 10_000.0), config)
     scaled = kinds if family == "modernbert" else ("full_attention",)
+    parts = {kind: {"partial_rotary_factor": part} for kind, part in _PARTS.get(family, {}).items()}
     return {
         kind: _standard(
-            {**(given.get(kind) or {}), **(scaling if kind in scaled else {})}, config.get(field) or theta, config
+            {**parts.get(kind, {}), **(given.get(kind) or {}), **(scaling if kind in scaled else {})},
+            config.get(field) or theta,
+            config,
         )
         for kind, (theta, field) in kinds.items()
     }

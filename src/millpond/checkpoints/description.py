@@ -27,7 +27,7 @@ class ModelDescription:
     def has_language_head(self) -> bool:
         """Whether the checkpoint is a decoder with the head of a language model."""
         name = self.checkpoint.architecture or ""
-        return self.architecture.decoder and name.endswith(("ForCausalLM", "HeadModel"))
+        return self.architecture.decoder and name.endswith(("ForCausalLM", "HeadModel", "ForConditionalGeneration"))
 
     @property
     def position_offset(self) -> int:

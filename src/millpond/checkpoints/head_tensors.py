@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 _NOT_BACKBONE = re.compile(
     r"^(pooler|cls|lm_head|classifier|score|qa_outputs|pre_classifier|vocab_\w+|head|decoder|embed_out)\."
     r"|^(v_head|output|dense|(lm_|mask_|discriminator_|generator_)?predictions|generator_lm_head|sop_classifier)\."
-    r"|^(colbert_)?linear\.|^projector\.|^(multiple_choice_head|multi_vector_head|unembedding_projection)\.|(^|\.)(attn|attention)\.(masked_)?bias$"
+    r"|^(colbert_)?linear\.|^projector\.|^(multiple_choice_head|multi_vector_head|unembedding_projection|latent_attention_model)\.|(^|\.)(attn|attention)\.(masked_)?bias$"
     r"|^(\w+\.)?pooler\.|(^|\.)position_ids$|(^|\.)token_type_ids$|inv_freq$"
 )
 

@@ -71,6 +71,8 @@ class Published:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             _write_json(path, content)
+            if path.name == "adapter_config.json":
+                _write_zeros(path.with_name("adapter_model.safetensors"), {})
         if self.config or listed or self.tensors:
             first = folder / entries[0]["path"] if entries else folder
             _write_zeros(first / "model.safetensors", self.tensors)

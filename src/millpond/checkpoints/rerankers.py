@@ -7,14 +7,15 @@ name, the name in its config, its model card or a chat template for queries and 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from millpond.checkpoints.checkpoint import Checkpoint
+from millpond.checkpoints.layouts.kalm import is_kalm
 from millpond.checkpoints.templates.chat_template import read_chat_template
-from millpond.checkpoints.templates.score_template import ScoreTemplate, shipped_template
+from millpond.checkpoints.templates.score_template import Longest, ScoreTemplate, shipped_template
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 from millpond.tasks import Activation
 
@@ -26,6 +27,7 @@ class Reranker:
     """How an LLM scores a pair."""
 
     template: ScoreTemplate | None  # renders the pair; `None`: the query followed by the document
+    needs_template: bool = False  # whether it cannot score without one, which its files do not have
     # Tokens whose logits are the answer, by text or id, `(false, true)` for two; empty if the checkpoint has a score
     # head
     tokens: tuple[str | int, ...] = ()
@@ -44,8 +46,9 @@ class RerankerFamily:
     pattern: str  # matches the last part of the hub id
     model_types: tuple[str, ...]  # `model_type` of their backbones
     classes: tuple[str, ...] = ()  # classes that no other checkpoint has
-    template: str  # a file of `templates/`
+    template: str  # a file of `templates/`; empty: it is not known, and the user has to pass it
     special_tokens: bool  # whether the tokenizer adds its special tokens around the template
+    refused: str = ""  # why it is not served, and what is
     tokens: tuple[str | int, ...] = ()  # as in :class:`Reranker`; empty for a family with score heads only
     method: Method = "no_post_processing"  # as in :class:`Reranker`
     activation: Activation = "sigmoid"  # as in :class:`Reranker`
@@ -56,6 +59,14 @@ class RerankerFamily:
     layer_heads: Literal["", "own", "first"] = ""
 
 
+KALM = RerankerFamily(
+    pattern=r"kalm-reranker-v1(-[\w.-]+)?",
+    model_types=("t5gemma2",),
+    template="kalm-reranker",
+    special_tokens=False,
+    tokens=("no", "yes"),
+    method="from_2_way_softmax",
+)
 QWEN3 = RerankerFamily(
     pattern=r"qwen3-reranker(-[\w.-]+)?",
     model_types=("qwen3",),
@@ -66,6 +77,7 @@ QWEN3 = RerankerFamily(
 )
 FAMILIES = (
     QWEN3,
+    KALM,
     RerankerFamily(
         pattern=r"mxbai-rerank-(base|large)-v2(-[\w.-]+)?",
         model_types=("qwen2",),
@@ -122,6 +134,23 @@ FAMILIES = (
         layer_heads="first",
     ),
     RerankerFamily(
+        pattern=r"lighton-rerank-pw(-[\w.-]+)?",
+        model_types=("qwen3_5_text",),
+        template="",
+        special_tokens=False,
+        tokens=("No", "Yes"),
+        method="from_2_way_softmax",
+        activation="identity",
+    ),
+    RerankerFamily(
+        pattern=r"lighton-rerank-lw(-[\w.-]+)?",
+        model_types=("qwen3_5_text",),
+        template="",
+        special_tokens=False,
+        refused="ranks four documents at a time by writing their order, and millpond writes no text; for scores of "
+        "pairs load lightonai/LightOn-rerank-PW-0.8B with its score_template=, or Qwen/Qwen3-Reranker-0.6B",
+    ),
+    RerankerFamily(
         pattern=r"llama-(3\.2-)?(nemotron|nemoretriever|nv)-[\w.-]*rerank[\w.-]*",
         model_types=("llama", "llama_bidirec"),
         classes=("LlamaBidirectionalForSequenceClassification",),
@@ -129,34 +158,44 @@ FAMILIES = (
         special_tokens=True,
     ),
 )
+# Ends of the names of classes that score pairs: of language models, which may read images too, and of score heads.
+_SCORING = ("ForCausalLM", "ForConditionalGeneration", "ForSequenceClassification")
 # Tokens by which sentence-transformers scores with a language model whose files name none.
 DEFAULT_TOKENS = ("no", "yes")
 _RANKING = frozenset(("text-ranking", "text-classification"))
+_RERANKER_TAGS = frozenset(("reranker", "reranking", "rerank", "text-reranking", "cross-encoder"))
 _EMBEDDING = frozenset(("feature-extraction", "sentence-similarity"))
+_EMBEDDING_TAGS = _EMBEDDING | {"embedding", "embeddings", "text-embedding", "text-embeddings"}
 
 
 def detect_reranker(checkpoint: Checkpoint) -> Reranker | None:
-    """How a ``*ForCausalLM`` or ``*ForSequenceClassification`` checkpoint reranks; ``None`` if it is no LLM reranker.
+    """How a language model, or one with a score head, reranks; ``None`` if it is no LLM reranker.
 
     vLLM's keys ``classifier_from_token``, ``method`` and ``is_original_qwen3_reranker`` in its config have precedence.
+
+    Raises:
+        UnsupportedArchitectureError: It ranks in a way that is not run.
     """
     config, folder = checkpoint.config, checkpoint.source.folder
     architecture = checkpoint.architecture or ""
     override = _override(config)
-    if override is None and not architecture.endswith(("ForCausalLM", "ForSequenceClassification")):
+    if override is None and not architecture.endswith(_SCORING):
         return None
-    if override is None and (folder / "modules.json").is_file():
+    if override is None and (folder / "modules.json").is_file() and not is_kalm(folder):
         return None  # sentence-transformers' files describe it
     original = bool(config.get("is_original_qwen3_reranker"))
     family = QWEN3 if original else find_family(name=checkpoint.source.name, folder=folder, config=config)
+    if family is not None and family.refused and override is None:
+        raise UnsupportedArchitectureError(f"{checkpoint.source.name} {family.refused}")
     chat_template = read_chat_template(checkpoint.layout.transformer)
     template = chat_template if chat_template is not None and chat_template.names_roles else None
-    if template is None and family is not None:
+    if template is None and family is not None and family.template:
         template = shipped_template(family.template, special_tokens=family.special_tokens)
         template = template.bound({"question": family.question}) if family.question else template
+        template = _bounded(template, config) if family is KALM else template
     if override is not None:
         return replace(override, template=template, activation=family.activation if family else override.activation)
-    if template is None:
+    if template is None and (family is None or family.template):
         return None
     if architecture.endswith("ForSequenceClassification"):
         return Reranker(template=template)
@@ -170,6 +209,7 @@ def detect_reranker(checkpoint: Checkpoint) -> Reranker | None:
         return None
     return Reranker(
         template=template,
+        needs_template=template is None,
         tokens=family.tokens,
         method=family.method,
         activation=family.activation,
@@ -183,11 +223,14 @@ def check_unknown(checkpoint: Checkpoint) -> None:
     Raises:
         UnsupportedArchitectureError: As an embedder it would give vectors that mean nothing.
     """
-    task = _read_card(checkpoint.source.folder / "README.md").ranking_task
+    source = checkpoint.source
+    task, said = _read_card(source.folder / "README.md").ranking_task, "its README.md says"
+    if task is None and any("rerank" in name for name in _own_names(source.name, source.folder, checkpoint.config)):
+        task, said = "reranking", "its name says"
     if task is None:
         return
     raise UnsupportedArchitectureError(
-        f"{checkpoint.source.name} is a language model for {task}, as its README.md says, and millpond knows neither "
+        f"{source.name} is a language model for {task}, as {said}, and millpond knows neither "
         "the template nor the tokens that it scores pairs by; name them with score_template= (a Jinja file) and "
         'hf_overrides={"classifier_from_token": ["no", "yes"]}, or load it with convert="embed" if it embeds'
     )
@@ -195,20 +238,36 @@ def check_unknown(checkpoint: Checkpoint) -> None:
 
 def find_family(*, name: str, folder: Path, config: Mapping[str, Any]) -> RerankerFamily | None:
     """The family that the checkpoint's names, class or model card mention."""
+    if is_kalm(folder):
+        return KALM
     classes = set(config.get("architectures") or ())
     for family in FAMILIES:
         if classes & set(family.classes):
             return family
     card = _read_card(folder / "README.md")
-    own = [name, folder.name, str(config.get("_name_or_path") or "")]
-    own += [part.rsplit("--", 1)[-1] for part in folder.parts if part.startswith("models--")]  # the hub's cache
+    own = _own_names(name, folder, config)
     families = [family for family in FAMILIES if config.get("model_type") in family.model_types]
-    for names in (own, card.base_models):
-        last_parts = {name.rstrip("/").rsplit("/", 1)[-1].lower() for name in names}
+    for last_parts in (own, _last_parts(card.base_models)):
         for family in families:
             if any(re.fullmatch(family.pattern, last) for last in last_parts):
                 return family
     return next((family for family in families if card.mentions(family.pattern)), None)
+
+
+def _bounded(template: ScoreTemplate, config: Mapping[str, Any]) -> ScoreTemplate:
+    """KaLM's template with its settings, which are its code's where no file has them."""
+    longest = Longest(document=config.get("document_max_length", 1024), query=config.get("query_max_length", 512))
+    return replace(template.bound({"system": config.get("system_instruction")}), longest=longest)
+
+
+def _own_names(name: str, folder: Path, config: Mapping[str, Any]) -> set[str]:
+    """The last parts of the names that a checkpoint itself has."""
+    cached = [part.rsplit("--", 1)[-1] for part in folder.parts if part.startswith("models--")]  # the hub's cache
+    return _last_parts([name, folder.name, str(config.get("_name_or_path") or ""), *cached])
+
+
+def _last_parts(names: Iterable[str]) -> set[str]:
+    return {name.rstrip("/").rsplit("/", 1)[-1].lower() for name in names}
 
 
 def _override(config: Mapping[str, Any]) -> Reranker | None:
@@ -258,16 +317,15 @@ class _Card:
 def _read_card(path: Path) -> _Card:
     if not path.is_file():
         return _Card()
-    content = path.read_text(encoding="utf-8", errors="replace")
-    front = re.match(r"---\n(.*?)\n---\n", content, flags=re.DOTALL)
+    content = path.read_text(encoding="utf-8-sig", errors="replace").lstrip()
+    front = re.match(r"---[ \t]*\n(.*?)\n---[ \t]*(?:\n|$)", content, flags=re.DOTALL)
     matter, body = (front.group(1), content[front.end() :]) if front else ("", content)
-    tag = re.search(r"^pipeline_tag:[ \t]*[\"']?([\w-]+)", matter, flags=re.MULTILINE)
+    tag = re.search(r"^pipeline_tag[ \t]*:[ \t]*(?:[>|]-?\s+)?[\"']?([\w-]+)", matter, flags=re.MULTILINE)
     task = None if tag is None else tag.group(1)
     tags = _listed("tags", matter)
     # A pipeline_tag of vectors counts more than a tag, and one of texts, which every language model may have, less.
-    of_tags = (
-        None if task in _EMBEDDING or _EMBEDDING & set(tags) else next((tag for tag in tags if tag in _RANKING), None)
-    )
+    of_tags = next((tag for tag in tags if tag in _RANKING), "reranking" if _RERANKER_TAGS & set(tags) else None)
+    of_tags = None if task in _EMBEDDING or _EMBEDDING_TAGS & set(tags) else of_tags
     heading = re.search(r"^#\s+(.+)$", body, flags=re.MULTILINE)
     return _Card(
         base_models=tuple(name for name in _listed("base_model", matter) if "/" in name),
@@ -279,9 +337,7 @@ def _read_card(path: Path) -> _Card:
 
 def _listed(key: str, matter: str) -> list[str]:
     """The value of ``key`` in a card's front matter: one word, or a list of them in either of YAML's forms."""
-    found = re.search(rf"^{key}:[ \t]*(.*(?:\n[ \t]*-[ \t]+.*)*)", matter, flags=re.MULTILINE)
-    return (
-        re.findall(r"[\w.-]+(?:/[\w.-]+)?", re.sub(r"^[ \t]*-[ \t]", "", found.group(1), flags=re.MULTILINE))
-        if found
-        else []
-    )
+    # Up to the next key: a line that is not blank, indented, a comment, or a part of a list.
+    found = re.search(rf"^{key}[ \t]*:(.*(?:\n(?:[ \t#\]].*|-[ \t].*|(?=\n|$)))*)", matter, flags=re.MULTILINE)
+    lines = [] if found is None else re.sub(r"(?:^|\s)#.*", "", found.group(1)).split("\n")
+    return [word for line in lines for word in re.findall(r"[\w.-]+(?:/[\w.-]+)?", re.sub(r"^[ \t]*-[ \t]", "", line))]

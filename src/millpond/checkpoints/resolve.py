@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,7 @@ _OTHER_RUNTIMES = ["onnx/*", "openvino/*", "coreml/*", "gguf/*", "*/onnx/*", "*/
 _MARKS = ("config.json", "modules.json", "adapter_config.json", "gliner_config.json")
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".onnx", ".h5", ".msgpack")
 _FAMILY = frozenset(("model_type", "architectures"))
+_POINTER = b"version https://git-lfs"
 
 # sentence-transformers 6.2.0, ORIGINAL_TRANSFORMER_MODELS: the names without an owner that it looks up as they are.
 _WITHOUT_OWNER = re.compile(
@@ -77,6 +79,7 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Sourc
             raise ModelLoadError(f"revision={revision!r} means nothing for the folder {name}; leave it out")
         return Source(name=name, folder=_inner(folder, name), revision=None)
     if folder.is_file() and folder.suffix == ".gguf":
+        check_pointer(folder)
         return Source(name=name, folder=as_folder(folder), revision=None)
     if folder.is_file():
         raise ModelLoadError(f"{name} is a file; {_instead_of(folder)}")
@@ -93,14 +96,11 @@ def resolve_texts(model: str) -> Path:
 
 
 def _inner(folder: Path, name: str) -> Path:
-    """The folder with the model: ``folder``, or its only subfolder with a model if it has none of its own."""
+    """The folder with the model: ``folder``, or the only one below it with a model if it has none of its own."""
     if any(path.name in _MARKS or path.suffix in _WEIGHTS for path in folder.iterdir()):
         return folder
-    inner = sorted(
-        path
-        for path in folder.iterdir()
-        if (path / "modules.json").is_file() or _FAMILY & read_json_object(path / "config.json", optional=True).keys()
-    )
+    # Two below it: `snapshots/COMMIT` of the hub's cache.
+    inner = _models(folder.glob("*")) or _models(folder.glob("*/*"))
     modules = sorted(path.name for path in folder.glob("[0-9]_*") if (path / "config.json").is_file())
     if len(modules) > 1 and len(inner) == 1:
         raise ModelLoadError(
@@ -108,11 +108,21 @@ def _inner(folder: Path, name: str) -> Path:
             f"fetch it again, or name {name}/{inner[0].name} for the backbone alone"
         )
     if len(inner) > 1:
+        found = [str(path.relative_to(folder)) for path in inner]
         raise ModelLoadError(
-            f"{name} holds several models ({', '.join(path.name for path in inner[:4])}"
-            f"{' ...' if len(inner) > 4 else ''}); name the folder of one of them"
+            f"{name} holds several models ({', '.join(found[:4])}{' ...' if len(found) > 4 else ''}); name the folder "
+            "of one of them"
         )
     return inner[0] if inner else folder
+
+
+def _models(folders: Iterable[Path]) -> list[Path]:
+    """Those of the folders that hold a model."""
+    return sorted(
+        path
+        for path in folders
+        if (path / "modules.json").is_file() or _FAMILY & read_json_object(path / "config.json", optional=True).keys()
+    )
 
 
 def _instead_of(file: Path) -> str:
@@ -177,6 +187,14 @@ def _fetch(hub_id: str, revision: str | None, *, weights: bool) -> Path:
     return folder
 
 
+def check_pointer(path: Path) -> None:
+    """Raise ModelLoadError if git-lfs has not fetched ``path`` yet."""
+    if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(_POINTER):
+        raise ModelLoadError(
+            f"{path} is a pointer of git-lfs, not the file; run `git lfs install` and `git lfs pull` in {path.parent}"
+        )
+
+
 def read_json(path: Path) -> Any:
     """The content of a JSON file, with its path in every error."""
     try:
@@ -184,7 +202,8 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError as error:
         raise ModelLoadError(f"{path} is missing; is {path.parent} a complete checkpoint?") from error
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} is not readable JSON: {error}") from error
+        check_pointer(path)
+        raise ModelLoadError(f"{path} is not readable JSON: {error}; fetch it again") from error
 
 
 def read_json_object(path: Path, *, optional: bool = False) -> dict[str, Any]:

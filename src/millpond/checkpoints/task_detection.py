@@ -21,6 +21,11 @@ from millpond.checkpoints.weights import find_tensor, tensor_shapes
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 from millpond.tasks import ScoreType, Task
 
+# Said of a checkpoint whose template is needed, and not passed.
+MISSING_TEMPLATE = (
+    "{} scores pairs by a template that is not known here, and its files have none for sentence-transformers; pass it "
+    "as score_template= (a Jinja file)"
+)
 _EMBED: frozenset[Task] = frozenset(("embed", "token_embed"))
 
 
@@ -35,6 +40,8 @@ class DetectedTasks:
     classifier: Classifier | None = None  # its classifier head; `None` if it has none
     pooled_logits: bool = False  # whether the pooled vector after its heads is the logits
     template: ScoreTemplate | None = None  # renders a pair as one text; `None`: the tokenizer encodes pairs
+    needs_template: bool = False  # whether the user has to pass it
+    parts: bool = False  # whether the text has two parts, which an encoder and a decoder read
     prompt: str = ""  # put before the query of every pair
 
 
@@ -52,6 +59,10 @@ def detect_tasks(
                 f"convert={convert!r} out"
             )
         return DetectedTasks(tasks=frozenset(("score",)), score_type="listwise")
+    if row.encodes_apart:
+        return _encoder_decoder(checkpoint, row, convert, token_id)
+    if layout.static is not None and layout.static.bag is not None:  # a word's own vector says nothing
+        return DetectedTasks(tasks=_EMBED - {"token_embed"}, score_type="bi-encoder")
     if convert == "embed":
         return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
     if isinstance(layout.sparse, Splade | StaticWeights | SparseCode) and convert == "auto":
@@ -82,6 +93,21 @@ def detect_tasks(
     return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
 
 
+def _encoder_decoder(
+    checkpoint: Checkpoint, row: Architecture, convert: str, token_id: Callable[[str], int | None]
+) -> DetectedTasks:
+    """An encoder of documents with a decoder of queries: nothing but scores of pairs."""
+    reranker = detect_reranker(checkpoint)
+    if reranker is None or not reranker.tokens or convert == "embed":
+        raise UnsupportedArchitectureError(
+            f"{checkpoint.source.name} is an encoder with a decoder that writes, of which millpond runs rerankers, for "
+            "scores of pairs; if it is one, name its tokens with "
+            'hf_overrides={"classifier_from_token": ["no", "yes"]} and its score_template='
+        )
+    detected = _classification(checkpoint, row, reranker, token_id)
+    return replace(detected, tasks=frozenset(("score",)), parts=True)
+
+
 def _with_head(head: Classifier, tasks: set[Task] | frozenset[Task]) -> DetectedTasks:
     return DetectedTasks(
         tasks=frozenset(tasks), score_type=None, labels=head.labels, activation=head.activation, classifier=head
@@ -102,7 +128,9 @@ def _classification(
     else:
         converted = not (checkpoint.architecture or "").endswith("ForSequenceClassification")
         head = _labelled(classifiers.sequence_classifier, config, row, folder, converted=converted)
-    return _scoring(head, template=None if reranker is None else reranker.template)
+    if reranker is None:
+        return _scoring(head)
+    return replace(_scoring(head, template=reranker.template), needs_template=reranker.needs_template)
 
 
 def _scoring(head: Classifier, *, template: ScoreTemplate | None = None, prompt: str = "") -> DetectedTasks:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Unserved:
     """A kind of model that is refused."""
 
-    pattern: str  # of `model_type`
+    pattern: str  # of `model_type`, of a class, of a module or of a hub id
     kind: str  # what it is
     nearest: str  # what to use instead
 
@@ -19,8 +19,8 @@ _TEXT_OF_PAGES = "for text, or the text of pages, load lightonai/GTE-ModernColBE
 _RERANKERS = "for scores of pairs load Qwen/Qwen3-Reranker-0.6B or zeroentropy/zerank-1-small"
 UNSERVED = (
     Unserved(
-        pattern=r"qwen3_5(_moe)?(_text)?|qwen3_next",
-        kind="a language model with layers of linear attention, as LightOn-rerank",
+        pattern=r"qwen3_5_moe(_text)?|qwen3_next",
+        kind="a language model with layers of linear attention and experts",
         nearest=f"{_RERANKERS}, for vectors Qwen/Qwen3-Embedding-0.6B",
     ),
     Unserved(
@@ -50,9 +50,10 @@ UNSERVED = (
         nearest="for one vector in many languages load sentence-transformers/LaBSE",
     ),
     Unserved(
-        pattern=r"t5gemma2?|longt5",
+        pattern=r"t5gemma|longt5",
         kind="an encoder with a decoder that writes",
-        nearest="for vectors load intfloat/e5-large-v2, for scores of pairs cross-encoder/ms-marco-MiniLM-L12-v2",
+        nearest="for vectors load intfloat/e5-large-v2, for scores of pairs KaLM-Embedding/KaLM-Reranker-V1-Nano or "
+        "cross-encoder/ms-marco-MiniLM-L12-v2",
     ),
     Unserved(
         pattern=r"bloom|gpt_neo|gptj|opt|mpt|falcon",
@@ -65,14 +66,9 @@ UNSERVED = (
         nearest="load GritLM/GritLM-7B or Qwen/Qwen3-Embedding-8B",
     ),
     Unserved(
-        pattern=r"nvembed",
-        kind="a Mistral whose tokens are pooled by attention to an array of latents",
-        nearest="load nvidia/llama-embed-nemotron-8b or nvidia/Nemotron-3-Embed-1B-BF16",
-    ),
-    Unserved(
-        pattern=r"embedding_gemma2|gemma3n|gemma4",
+        pattern=r"gemma3n|gemma4",
         kind="a language model that reads images or sound",
-        nearest="for text load google/embeddinggemma-300m",
+        nearest="for text load google/embeddinggemma-2 or google/embeddinggemma-300m",
     ),
     Unserved(
         pattern=r"mamba2?|rwkv.*|recurrent_gemma|falcon_mamba|lfm2_(moe|vl)",
@@ -90,18 +86,53 @@ UNSERVED = (
         nearest="load Qwen/Qwen3-Embedding-8B or Qwen/Qwen3-Embedding-0.6B",
     ),
     Unserved(
-        pattern=r"bilingual",
-        kind="XLM-RoBERTa by code of its own",
-        nearest="load intfloat/multilingual-e5-base or BAAI/bge-m3",
-    ),
-    Unserved(
         pattern=r"codesage",
-        kind="a decoder of code of its own design",
+        kind="an encoder of GPT-2's shape, with a tokenizer of its own",
         nearest="for code load jinaai/jina-embeddings-v2-base-code or nomic-ai/modernbert-embed-base",
     ),
 )
 
+# Classes beside a family that is served.
+CLASSES = (
+    Unserved(pattern=r"NomicVisionModel", kind="a tower for images", nearest="load nomic-ai/nomic-embed-text-v1.5"),
+)
+# Modules of sentence-transformers in code of the checkpoint's own.
+MODULES = (
+    Unserved(
+        pattern=r"sentence_transformers_impl\.Transformer",
+        kind="cde's two encoders, of which one reads a sample of the corpus",
+        nearest="load nomic-ai/modernbert-embed-base or Alibaba-NLP/gte-modernbert-base",
+    ),
+    Unserved(
+        pattern=r"SSE\.SSE",
+        kind="a table of token vectors and what transforms them",
+        nearest="load sentence-transformers/static-retrieval-mrl-en-v1",
+    ),
+)
+_SPARSE = (
+    "for sparse vectors load naver/splade-v3 or opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill"
+)
+# Hub ids of what is no checkpoint.
+NAMES = (
+    Unserved(pattern=r"Qdrant/bm25", kind="lists of stop words for BM25, which has no weights", nearest=_SPARSE),
+    Unserved(
+        pattern=r"Qdrant/minicoil-v1",
+        kind="BM25 whose words have four numbers each, from a graph of ONNX and a table",
+        nearest=_SPARSE,
+    ),
+    Unserved(
+        pattern=r"Qdrant/bm42-.*-attentions",
+        kind="BM25 whose words are weighted by a graph of ONNX that puts out attention",
+        nearest=_SPARSE,
+    ),
+    Unserved(
+        pattern=r"(Qdrant|DylanCouzon)/constella-zero",
+        kind="a table of token vectors for queries in a graph of ONNX",
+        nearest="load NovaSearch/stella_en_400M_v5, which embeds its documents, for queries too",
+    ),
+)
 
-def unserved(model_type: str) -> Unserved | None:
-    """The kind of a ``model_type``, if it is a known one."""
-    return next((kind for kind in UNSERVED if re.fullmatch(kind.pattern, model_type)), None)
+
+def unserved(name: str, kinds: tuple[Unserved, ...] = UNSERVED) -> Unserved | None:
+    """The kind of a ``model_type``, or of a name of another table, if it is a known one."""
+    return next((kind for kind in kinds if re.fullmatch(kind.pattern, name)), None)

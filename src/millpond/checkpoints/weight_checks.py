@@ -30,6 +30,7 @@ _ENDS = (
     (".quant_state.bitsandbytes__nf4", "bitsandbytes"),
     (".quant_state.bitsandbytes__fp4", "bitsandbytes"),
     (".weight_scale_inv", "FP8"),
+    (".weight_scale_2", "NVIDIA's ModelOpt"),
     (".weight_packed", "compressed-tensors"),
     (".weight_scale", "FP8 or compressed-tensors"),
     (".scales", "MLX"),
@@ -43,13 +44,22 @@ def check_quantization(config: Mapping[str, Any], name: str) -> None:
         value = config.get(key)
         if not isinstance(value, Mapping):
             continue
-        # MLX writes `quantization` with the number of bits alone.
-        method = str(value.get("quant_method") or ("mlx" if key == "quantization" else "a method without a name"))
-        said = {"mlx": "MLX", **_METHODS}.get(method, method)
+        method = str(value.get("quant_method") or _unnamed(key, config))
+        said = _METHODS.get(method, method)
         raise ModelLoadError(
             f"{name} has weights that are quantized by {said} ({key} in config.json), which millpond does not read; "
             f'{_WAY_OUT}; if its weights are whole, pass hf_overrides={{"{key}": None}}'
         )
+
+
+def _unnamed(key: str, config: Mapping[str, Any]) -> str:
+    """The method of a key of config.json that does not name it."""
+    if key == "compression_config":  # the former key of this one
+        return "compressed-tensors"
+    if "quantization" in config:  # MLX writes the number of bits under both keys
+        return "MLX"
+    fields = config[key]
+    return "bitsandbytes" if {"load_in_8bit", "load_in_4bit"} & fields.keys() else "a method without a name"
 
 
 def check_whole(places: Iterable[Path], name: str) -> None:
@@ -64,7 +74,9 @@ def check_whole(places: Iterable[Path], name: str) -> None:
                     f"{_WAY_OUT}"
                 )
         for tensor, stored in tensors.items():
-            if tensor.endswith("weight") and not stored.dtype.startswith(("float16", "float32", "float64", "bfloat16")):
+            # GPT-2 and GPT-NeoX keep their causal masks under the name of a bias, in four dimensions.
+            read = tensor.endswith(("weight", "gamma", "beta")) or (tensor.endswith("bias") and len(stored.shape) < 3)
+            if read and not stored.dtype.startswith(("float16", "float32", "float64", "bfloat16")):
                 raise ModelLoadError(
                     f"{name} stores {tensor} as {stored.dtype} and says nowhere by which scales to read it; {_WAY_OUT}"
                 )

@@ -24,7 +24,7 @@ import numpy as np
 
 from millpond.checkpoints.gguf.tensors import LINK, linked_tensors
 from millpond.checkpoints.onnx_file import read_onnx
-from millpond.checkpoints.resolve import Source, read_json_object
+from millpond.checkpoints.resolve import Source, check_pointer, read_json_object
 from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import ModelLoadError
 
@@ -76,18 +76,14 @@ _TYPES = {
     "BOOL": ("bool", "?"),
 }
 _LONGEST_HEADER = 100_000_000  # bytes, as in the library safetensors
-_POINTER = b"version https://git-lfs"
-_POINTER_FILES = ("*.safetensors", "*.bin", "tokenizer.json", "*.model", "vocab.*")
+_POINTER_FILES = ("*.safetensors", "*.bin", "*.onnx", "*.onnx_data", "tokenizer.json", "*.model", "vocab.*")
 
 
 def check_weights(folder: Path, source: Source) -> None:
     """Raise ModelLoadError unless ``folder``, that of the backbone in ``source``, has weights."""
     root = source.folder
     for path in (path for name in _POINTER_FILES for path in sorted((*root.glob(name), *root.glob(f"*/{name}")))):
-        if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(_POINTER):
-            raise ModelLoadError(
-                f"{path} is a pointer of git-lfs, not the file; run `git lfs install` and `git lfs pull` in {root}"
-            )
+        check_pointer(path)
     if not _has_weights(folder):
         raise ModelLoadError(f"{source.name} has {_found(source)}")
     weight_files(folder, None)  # raises if a shard is missing
@@ -336,6 +332,7 @@ def damage(path: Path) -> Iterator[None]:
     except ModelLoadError as error:  # it is whole, and cannot be read here
         raise ModelLoadError(f"{path}: {error}") from error
     except Exception as error:  # each reader raises its own class, and any of them means a damaged file
+        check_pointer(path)
         raise ModelLoadError(f"{path}: the weight file is damaged: {error}; fetch it again") from error
 
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from millpond.backends.native.families import missing_plan
 from millpond.checkpoints.published import Published, published
-from millpond.checkpoints.task_detection import detect_tasks
+from millpond.checkpoints.task_detection import MISSING_TEMPLATE, detect_tasks
 from millpond.engine.loading import identify
 from millpond.errors import ModelLoadError
 from millpond.tasks import Task
@@ -55,11 +55,13 @@ def verdict(name: str, layout: Published, root: Path) -> Verdict:
     folder = root / name
     layout.write(folder)
     try:
-        checkpoint, row, _ = identify(EngineConfig(model=str(folder)))
+        checkpoint, row, _ = identify(EngineConfig(model=str(folder)), cache=root / "cache")
         detected = detect_tasks(checkpoint, row, convert="auto", token_id=lambda _: 0)
         torch = missing_plan(checkpoint.config, row) is not None
     except ModelLoadError as error:
         return Verdict(name=name, reason=str(error).replace(f"{root}/", ""))
+    if detected.needs_template:
+        return Verdict(name=name, reason=MISSING_TEMPLATE.format(name))
     table = row.model_type == "static"
     return Verdict(
         name=name,

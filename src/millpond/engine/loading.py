@@ -22,7 +22,7 @@ from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.layouts.sentence_transformers import routes as route_names
 from millpond.checkpoints.layouts.sparse import StaticWeights
 from millpond.checkpoints.resolve import Source
-from millpond.checkpoints.task_detection import DetectedTasks, detect_tasks
+from millpond.checkpoints.task_detection import MISSING_TEMPLATE, DetectedTasks, detect_tasks
 from millpond.checkpoints.templates.score_template import read_template, shipped_template
 from millpond.checkpoints.tokenizers.read import read_tokenizer
 from millpond.checkpoints.weight_checks import why_not_finite
@@ -34,7 +34,8 @@ from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenize
 from millpond.engine.input.plan import EncodesPairs
 from millpond.engine.tokenize.static_tokenizer import StaticTokenizer, without_specials
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
-from millpond.errors import InvalidRequestError, ModelLoadError
+from millpond.engine.tokenize.word_tokenizer import read_word_tokenizer
+from millpond.errors import InvalidRequestError, ModelLoadError, UnsupportedArchitectureError
 from millpond.support.cached_property import cached_property
 from millpond.tasks import Role, Task
 from millpond.values.config import EngineConfig
@@ -189,13 +190,15 @@ def _encoder(
         )
     if ranks or "classify" in detected.tasks:  # classes of two texts, such as entailment
         template = detected.template if config.score_template is None else read_template(config.score_template)
+        if template is None and detected.needs_template:
+            raise UnsupportedArchitectureError(MISSING_TEMPLATE.format(config.model))
         if template is None and decoder:
             # The query followed by the document, which vLLM gives a decoder without a template.
             template = shipped_template("plain", special_tokens=True)
         pairs = (
             PairTokenizer(tokenizer, prompt=detected.prompt)
             if template is None
-            else TemplateTokenizer(tokenizer, template)
+            else TemplateTokenizer(tokenizer, template, parts=detected.parts)
         )
     colbert = None
     if detected.score_type == "late-interaction" and late is not None:
@@ -211,10 +214,11 @@ def _shares_prefixes(description: ModelDescription, device: str) -> bool:
     On a CPU only, where it was measured: the packed CUDA kernels would need separate keys for it.
     """
     head, config = description.detected.classifier, description.checkpoint.config
-    causal = description.architecture.decoder and config.get("is_causal", True) is not False
+    row = description.architecture
+    causal = row.decoder and not row.encodes_apart and config.get("is_causal", True) is not False
     bidirectional = bool(config.get("use_bidirectional_attention"))
     last = head is not None and head.pooling == "lasttoken"
-    return device == "cpu" and causal and not description.architecture.recurrent and last and not bidirectional
+    return device == "cpu" and causal and not row.recurrent and last and not bidirectional
 
 
 def _outputs(detected: DetectedTasks) -> dict[Task, OutputSpec]:
@@ -240,15 +244,16 @@ def _read(config: EngineConfig) -> tuple[ModelDescription, InputEncoder]:
 
 
 def identify(
-    config: EngineConfig, *, has_weights: bool = False, role: Role | None = None
+    config: EngineConfig, *, has_weights: bool = False, role: Role | None = None, cache: Path | None = None
 ) -> tuple[Checkpoint, Architecture, PipelineLayout]:
-    """What the configuration files say."""
+    """What the configuration files say; ``cache``: as for :func:`read_checkpoint`."""
     checkpoint = read_checkpoint(
         config.model,
         revision=config.revision,
         hf_overrides=config.hf_overrides,
         has_weights=has_weights,
         role=role,
+        cache=cache,
     )
     layout = checkpoint.layout
     is_table = layout.static is not None or isinstance(layout.sparse, StaticWeights)
@@ -272,6 +277,8 @@ def _options(config: EngineConfig) -> SpecOptions:
 
 
 def _tokenizer(checkpoint: Checkpoint, architecture: Architecture, layout: PipelineLayout) -> TextTokenizer:
+    if layout.static is not None and (layout.static.words is not None or layout.static.whole):
+        return read_word_tokenizer(layout.static, rows=int(checkpoint.config["vocab_size"]))
     if layout.static is not None:
         return StaticTokenizer.read(layout.static, rows=int(checkpoint.config["vocab_size"]))
     if isinstance(layout.sparse, StaticWeights):

@@ -62,6 +62,8 @@ class NativeEncoder:
         ``leads`` gives the index of the text that each text continues, -1 for none: its positions go on from there, and
         it attends to that text, too. A lead continues no other text.
         """
+        if self.plan.chunk:
+            return self._encode_parts(ids, bounds, types, rows=rows, threads=threads, timings=timings)
         texts = len(bounds) - 1
         self._check(ids, bounds, offset=offset, types=types, leads=leads, adapters=adapters)
         count = int(bounds[-1]) if rows == "all" else texts
@@ -83,7 +85,45 @@ class NativeEncoder:
             threads,
             None if adapters is None else adapters.ctypes.data,
             None if timings is None else timings.ctypes.data,
+            None,
         )
+        self._run(call, threads)
+        return out
+
+    def _encode_parts(
+        self,
+        ids: Ints,
+        bounds: Ints,
+        types: Ints | None,
+        *,
+        rows: Rows,
+        threads: int,
+        timings: npt.NDArray[np.float64] | None,
+    ) -> npt.NDArray[np.float32]:
+        """As :meth:`encode`, of a model of two parts; of the encoder's rows the result is 0."""
+        texts = len(bounds) - 1
+        second = np.zeros(len(ids), dtype=np.bool_) if types is None else types != 0
+        of_decoder = np.add.reduceat(second, bounds[:-1], dtype=np.int32)
+        of_encoder = bounds[1:] - bounds[:-1] - of_decoder
+        if not (of_encoder.all() and of_decoder.all()) or rows not in ("all", "last"):
+            raise IndexError("each text needs a part for the encoder and one for the decoder, whose last row is read")
+        apart = np.concatenate((ids[~second], ids[second]))
+        ends = bounds_of(np.concatenate((of_encoder, of_decoder)))
+        kept = bounds_of(-(-of_encoder // self.plan.chunk))
+        self._check(apart, ends, offset=0, types=None, leads=None, adapters=None)
+        out = np.empty((int(of_decoder.sum()) if rows == "all" else texts, self.plan.hidden), dtype=np.float32)
+        call = structs.EncodeCall(model=self._model, texts=2 * texts, reading=_READINGS[rows])
+        call.ids, call.bounds, call.kept, call.out = (part.ctypes.data for part in (apart, ends, kept, out))
+        call.block, call.threads = self.block, threads
+        call.timings = None if timings is None else timings.ctypes.data
+        self._run(call, threads)
+        if rows == "last":
+            return out
+        whole = np.zeros((len(ids), self.plan.hidden), dtype=np.float32)
+        whole[second] = out
+        return whole
+
+    def _run(self, call: structs.EncodeCall, threads: int) -> None:
         address = ctypes.addressof(call)
         size = threads * int(self.plan.kernels.workspace(address))
         try:
@@ -95,7 +135,6 @@ class NativeEncoder:
         call.workspace = workspace.address
         self.plan.kernels.encode(address)
         self._workspaces.append(workspace)
-        return out
 
     def _check(
         self, ids: Ints, bounds: Ints, *, offset: int, types: Ints | None, leads: Ints | None, adapters: Ints | None

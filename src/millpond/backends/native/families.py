@@ -16,11 +16,13 @@ from millpond.backends.native.plans.albert import albert_plan
 from millpond.backends.native.plans.bart import bart_plan
 from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.decoder import decoder_plan
+from millpond.backends.native.plans.embedding_gemma2 import embedding_gemma2_plan
 from millpond.backends.native.plans.gpt_neox import gpt_neox_plan
 from millpond.backends.native.plans.jina_bert import jina_bert_plan
 from millpond.backends.native.plans.lfm2 import lfm2_plan
 from millpond.backends.native.plans.mobilebert import mobilebert_plan
 from millpond.backends.native.plans.modernbert import modernbert_plan
+from millpond.backends.native.plans.neomme import neomme_plan
 from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import bert_plan
 from millpond.backends.native.plans.rotary_post_norm import (
@@ -31,6 +33,7 @@ from millpond.backends.native.plans.rotary_post_norm import (
     rotary_plan,
 )
 from millpond.backends.native.plans.t5 import t5_plan
+from millpond.backends.native.plans.t5gemma2 import t5gemma2_plan
 from millpond.backends.native.plans.tensors import Tensors
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import STATIC
@@ -40,7 +43,9 @@ from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.families.renaming import without_prefixes
 from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.layouts.gliner import of_backbone
+from millpond.checkpoints.modules import LayerMean
 from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.token_tensors import layer_shares
 from millpond.checkpoints.weights import stored_tensors, weight_files
 
 # The plans of families that have no names or traits in their row, by `model_type`.
@@ -48,13 +53,16 @@ _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] 
     "albert": albert_plan,
     "bart": bart_plan,
     **dict.fromkeys(("deberta", "deberta-v2"), deberta_plan),
+    "embedding_gemma2": embedding_gemma2_plan,
     "gpt_neox": gpt_neox_plan,
     "gte": partial(rotary_plan, biases=GTE_BIASES),
     "jina_bert": jina_bert_plan,
     "mobilebert": mobilebert_plan,
     "lfm2": lfm2_plan,
     "modernbert": modernbert_plan,
+    "neomme": neomme_plan,
     "t5": t5_plan,
+    "t5gemma2": t5gemma2_plan,
     "umt5": partial(t5_plan, shared=False),
     "nomic_bert": partial(rotary_plan, biases=NOMIC_BIASES),
     "nomic_bert_moe": nomic_moe_plan,
@@ -100,7 +108,8 @@ def encoder_of(
     adapters = None
     if architecture.adapters:
         adapters = Adapters(without_prefixes(stored, architecture.tensor_prefix), config, checkpoint.source.name)
-    builder = _told(tensors, config, architecture, kernels, adapters)
+    shares = shares_of(checkpoint.layout.layer_mean, config, architecture)
+    builder = _told(tensors, config, architecture, kernels, adapters, shares)
     tensors.check()
     return NativeEncoder(builder.build([files, config, repr(architecture)] if files else None))
 
@@ -113,6 +122,15 @@ def tensors_of(
     plain = without_prefixes(stored, architecture.tensor_prefix)
     is_head = partial(is_head_tensor, architecture=architecture, config=config)
     return Tensors(rename(architecture, plain, config), checkpoint.source.name, is_head), config
+
+
+def shares_of(mean: LayerMean | None, config: Mapping[str, Any], row: Architecture) -> Sequence[float]:
+    """The part of each layer's states in the mean of them; empty: the last layer's are the result."""
+    if mean is None:
+        return ()
+    if row.encoder is None or not row.averages_layers:
+        raise NotSupported(f"{row.prefix} has no native plan that averages its layers")
+    return layer_shares(mean, int(config[row.encoder.fields.layers]))
 
 
 def missing_plan(config: Mapping[str, Any], architecture: Architecture) -> str | None:
@@ -139,11 +157,17 @@ def _completed(config: Mapping[str, Any], row: Architecture) -> dict[str, Any]:
 
 
 def _told(
-    tensors: Tensors, config: Mapping[str, Any], row: Architecture, kernels: Kernels, adapters: Adapters | None
+    tensors: Tensors,
+    config: Mapping[str, Any],
+    row: Architecture,
+    kernels: Kernels,
+    adapters: Adapters | None,
+    shares: Sequence[float] = (),
 ) -> PlanBuilder:
-    """A builder that knows all steps."""
+    """A builder that knows all steps; ``shares``: as of :class:`PlanBuilder`."""
     count = 0 if adapters is None else adapters.count
-    builder = PlanBuilder(kernels, adapters=count, rank=adapters.rank if adapters is not None and count else 0)
+    rank = adapters.rank if adapters is not None and count else 0
+    builder = PlanBuilder(kernels, adapters=count, rank=rank, shares=shares)
     tell(builder, tensors, config, row, adapters)
     return builder
 

@@ -71,9 +71,11 @@ class Formulas:
         self._places = slice(offset, offset + len(ids))
         self.states: Doubles
         self._sums: Doubles
-        self._branch: Doubles
+        self._branch: Doubles = np.zeros(0)
         self._parts: Doubles
         self._kept: Doubles
+        self._values: Doubles  # of an attention, and what stands behind them
+        self._behind: Doubles
 
     def layer_norm(
         self, weight: StoredTensor | None, bias: StoredTensor | None, epsilon: float, *, dim: int | None = None
@@ -116,6 +118,8 @@ class Formulas:
         keep: bool = False,
         sums: bool = False,
         branch: bool = False,
+        carry: bool = False,
+        mixture: tuple[float, float] | None = None,
     ) -> None:
         """``PlanBuilder.norm``."""
         if isinstance(norm, structs.NormWeights):
@@ -123,7 +127,11 @@ class Formulas:
         if branch:
             self._sums = self._sums + normalized(self._branch, *norm)
             return
+        if mixture is not None:
+            self.states = normalized(mixture[0] * self._sums + mixture[1] * self._branch, *norm)
+            return
         result = normalized(self._sums + self.states if residual else self._sums, *norm)
+        self._branch = result if carry else self._branch
         self._sums = result if keep or sums else self._sums
         self.states = self.states if sums else result
 
@@ -136,10 +144,37 @@ class Formulas:
         """``PlanBuilder.keep_states``."""
         self._kept = self.states
 
+    def blend(self, share: float, *, begins: bool = False, ends: bool = False) -> None:
+        """``PlanBuilder.blend``."""
+        self._branch = share * self.states + (0.0 if begins else self._branch)
+        self.states = self._branch if ends else self.states
+
     def cross_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int) -> None:
         """``PlanBuilder.cross_heads``."""
         parts = (_product(self.states, query), _product(self._kept, key), _product(self._kept, value))
         self._parts = np.concatenate(parts, axis=1)
+
+    def gate_by_kept(self, gate: Linear, kept: Linear, norm: Any, activation: str | None) -> None:
+        """``PlanBuilder.gate_by_kept``."""
+        factor = activated(_product(self.states, gate), activation)
+        self._parts = factor * normalized(_product(self._kept, kept), *norm)
+
+    def gate_attention(self, *, heads: int, kv_heads: int, dim: int, activation: str) -> None:
+        """``PlanBuilder.gate_attention``."""
+        self._parts = self._parts * activated(self._behind.reshape(self._parts.shape), activation)
+
+    def exclude_values(self, *, heads: int, kv_heads: int, dim: int, shares: Any) -> None:
+        """``PlanBuilder.exclude_values``."""
+        results = self._parts.reshape(len(self._parts), heads, dim)
+        values = self._values.repeat(heads // kv_heads, axis=1)
+        unit = values / np.maximum(np.linalg.norm(values, axis=-1, keepdims=True), 1e-12)
+        along = (results * unit).sum(-1, keepdims=True)
+        self._parts = (results - shares[:, None] * along * unit).reshape(self._parts.shape)
+
+    def value_words(self, words: StoredTensor, *, heads: int, kv_heads: int, dim: int) -> None:
+        """``PlanBuilder.value_words``."""
+        columns = slice((heads + kv_heads) * dim, (heads + 2 * kv_heads) * dim)
+        self._parts[:, columns] += _rows(words, self._ids)
 
     def up_proj(self, layer: Linear) -> None:
         """``PlanBuilder.up_proj``."""
@@ -153,23 +188,25 @@ class Formulas:
         dim: int,
         norm: Any = None,
         key_norm: Any = None,
+        value_norm: Any = None,
         whole: bool = False,
         rotation: Rotation | None = None,
     ) -> None:
         """``PlanBuilder.rotary``."""
         parts = self._split(heads, kv_heads, dim)
-        for i, weights in enumerate((norm, key_norm)):
+        for i, weights in enumerate((norm, key_norm, value_norm)):
             if weights is not None:
                 rows = parts[i].reshape(len(parts[i]), -1) if whole else parts[i]
                 parts[i] = normalized(rows, *weights).reshape(parts[i].shape)
-            if rotation is not None:
+            if rotation is not None and i < 2:
                 tables = rotation.tables(self._places.stop)
                 parts[i] = rotated(parts[i], *(table[self._places] for table in tables))
         self._parts = np.concatenate(parts, axis=1).reshape(len(self._parts), -1)
 
     def attention(self, *, heads: int, kv_heads: int, dim: int, **masks: Any) -> None:
         """``PlanBuilder.attention``."""
-        parts = self._split(heads, kv_heads, dim)
+        *parts, self._behind = self._split(heads, kv_heads, dim)
+        self._values = parts[2]
         self._parts = attended(*parts, count=self._keys, **masks)[0].reshape(len(self._parts), -1)
 
     def o_proj(self, layer: Linear, *, add: bool = False, branch: bool = False, adapter: LowRank | None = None) -> None:
@@ -234,8 +271,9 @@ class Formulas:
         self._parts = behind * mixed
 
     def _split(self, heads: int, kv_heads: int, dim: int) -> list[Doubles]:
-        """Queries, keys and values, ``[tokens, heads, dim]`` each."""
-        return np.split(self._parts.reshape(len(self._parts), -1, dim), [heads, heads + kv_heads], axis=1)
+        """Queries, keys, values and what stands behind them, ``[tokens, heads, dim]`` each."""
+        ends = [heads, heads + kv_heads, heads + 2 * kv_heads]
+        return np.split(self._parts.reshape(len(self._parts), -1, dim), ends, axis=1)
 
     def _put(self, result: Doubles, add: bool, branch: bool) -> None:
         if branch:
@@ -286,6 +324,8 @@ _ACTIVATIONS: dict[str | None, Callable[[Doubles], Doubles]] = {
     "gelu_new": lambda x: x * (0.5 + 0.5 * np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "silu": lambda x: x / (1 + np.exp(-x)),
     "relu": lambda x: np.maximum(x, 0.0),
+    "relu2": lambda x: np.maximum(x, 0.0) ** 2,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
 }
 
 

@@ -10,11 +10,13 @@ from millpond.backends.backend import BackendName, OutputSpec, PackedBatch, Pend
 from millpond.backends.native.encoder import NativeEncoder
 from millpond.backends.native.families import build_encoder
 from millpond.backends.native.heads.activations import activation_of, torch_activation_of
+from millpond.backends.native.heads.bag import BagHead
 from millpond.backends.native.heads.classifier import ClassifierHead
 from millpond.backends.native.heads.heads import Heads, Reading
 from millpond.backends.native.heads.modules import Modules
 from millpond.backends.native.heads.sparse_code import SparseCodeHead
 from millpond.backends.native.heads.splade import SpladeHead, vocabulary_activation
+from millpond.backends.native.heads.token_modules import TokenModules
 from millpond.backends.native.heads.token_presence import TokenPresenceHead
 from millpond.backends.native.heads.token_weights import TokenWeightHead, read_token_vectors
 from millpond.backends.native.kernels import Int8, Precision
@@ -25,7 +27,7 @@ from millpond.checkpoints.build_spec import backbone_width
 from millpond.checkpoints.description import ModelDescription
 from millpond.checkpoints.layouts.sparse import SparseCode, Splade, StaticWeights
 from millpond.checkpoints.layouts.static import read_rows, read_weights
-from millpond.checkpoints.modules import Dense
+from millpond.checkpoints.modules import Dense, WordWeights
 
 
 class NativeModel:
@@ -106,7 +108,7 @@ def build_model(description: ModelDescription, *, dtype: Precision, int8: Int8 =
     elif description.layout.static is None:
         encoder = build_encoder(description.checkpoint, description.architecture, dtype=dtype, int8=int8)
     else:
-        encoder = StaticEncoder(read_rows(description.layout.static.folder))
+        encoder = StaticEncoder(read_rows(description.layout.static))
     return NativeModel(encoder, heads, offset=description.position_offset)
 
 
@@ -115,7 +117,8 @@ def build_heads(description: ModelDescription, dtype: Precision) -> Heads:
     layout, config = description.layout, description.checkpoint.config
     classifier, sparse, vectors = description.detected.classifier, layout.sparse, layout.token_vectors
     width = backbone_width(config)
-    of_tokens = [head.out_features for head in layout.token_heads]
+    vocabulary, table = int(config.get("vocab_size") or 1), layout.static
+    of_tokens = [head.out_features for head in layout.token_heads if not isinstance(head, WordWeights)]
     pooled = (of_tokens[-1] if of_tokens else width) * len(description.pooling.modes)
     weigher: SpladeHead | TokenWeightHead | TokenPresenceHead | SparseCodeHead | None = None
     if isinstance(sparse, Splade):
@@ -129,7 +132,10 @@ def build_heads(description: ModelDescription, dtype: Precision) -> Heads:
         weigher = TokenWeightHead(sparse, width=width)
     return Heads(
         modes=description.pooling.modes,
-        token_heads=Modules(layout.token_heads, width=width),
+        token_heads=TokenModules(
+            layout.token_heads, width=width, vocabulary=vocabulary, nothing=None if table is None else vocabulary
+        ),
+        bag=None if table is None or table.bag is None else BagHead(table.bag),
         heads=Modules(layout.heads, width=pooled),
         classifier=None if classifier is None else ClassifierHead(classifier, width=width),
         sparse=weigher,
@@ -149,6 +155,8 @@ def missing_head(description: ModelDescription) -> str | None:
         for head in (*layout.token_heads, *layout.heads):
             if isinstance(head, Dense):
                 torch_activation_of(head.activation)
+        if layout.layer_mean is not None and not description.architecture.averages_layers:
+            raise NotSupported(f"{description.architecture.prefix} has no native plan that averages its layers")
         if isinstance(layout.sparse, Splade) and masked is not None:
             vocabulary_activation(description.checkpoint.config, masked)
     except NotSupported as reason:

@@ -99,7 +99,8 @@ def _cases(dtype: Precision, int8: Int8) -> Iterator[Case]:
 def _encoder(model: Model, dtype: Precision, int8: Int8, inputs: Inputs) -> NativeEncoder:
     kernels = kernels_of(dtype, int8=int8)
     assert kernels is not None
-    builder = PlanBuilder(kernels, **({} if inputs.adapters is None else {"adapters": 2, "rank": inputs.rank}))
+    adapted = inputs.adapters is not None
+    builder = PlanBuilder(kernels, adapters=2 if adapted else 0, rank=inputs.rank if adapted else 0)
     model(builder, dtype)
     return NativeEncoder(builder.build())
 
@@ -282,6 +283,34 @@ def experts(builder: Any, dtype: Precision) -> None:
         builder.norm(norm, hidden, residual=not gated)
 
 
+def gates(builder: Any, dtype: Precision) -> None:
+    """Values that are normalized, or have words added; results without their values' part, and gates of all kinds."""
+    hidden, heads, kv_heads, dim, inner = 64, 4, 2, 32, 96
+    sizes = {"heads": heads, "kv_heads": kv_heads, "dim": dim}
+    draw = _Drawing(dtype)
+    builder.embed(draw(VOCABULARY, hidden))
+    plain = builder.rms_norm(draw(hidden, scale=0.1, around=1.0), 1e-6)
+    builder.norm(plain, hidden, carry=True)
+    builder.keep_states()
+    rms = builder.rms_norm(draw(dim, scale=0.1, around=1.0), 1e-6)
+    builder.norm(plain, hidden, mixture=(1.1, -0.4))
+    rows = [heads * dim, kv_heads * dim, kv_heads * dim, heads * dim]
+    builder.heads(*(draw.linear(count, hidden, bias=False) for count in rows))
+    builder.rotary(**sizes, norm=rms, key_norm=rms, value_norm=rms)
+    builder.value_words(draw(VOCABULARY, kv_heads * dim), **sizes)
+    builder.attention(**sizes, scale=dim**-0.5)
+    builder.exclude_values(**sizes, shares=draw.numbers(heads, scale=0.5))
+    builder.gate_attention(**sizes, activation="sigmoid")
+    builder.o_proj(draw.linear(hidden, heads * dim, bias=False), add=True)
+    builder.norm(plain, hidden)
+    builder.mlp(draw.linear(inner, hidden), draw.linear(hidden, inner), "relu2", add=True)
+    builder.norm(plain, hidden)
+    norm = builder.rms_norm(draw(dim, scale=0.1, around=1.0), 1e-6)
+    builder.gate_by_kept(*(draw.linear(dim, hidden, bias=False) for _ in range(2)), norm, "gelu_new")
+    builder.o_proj(draw.linear(hidden, dim, bias=False), add=True)
+    builder.norm(plain, hidden)
+
+
 MODELS: dict[str, Model] = {
     "encoder": post_norm,
     "decoder": pre_norm,
@@ -289,4 +318,5 @@ MODELS: dict[str, Model] = {
     "DeBERTa": deberta,
     "adapters": adapted,
     "experts": experts,
+    "gates": gates,
 }

@@ -8,7 +8,7 @@ from typing import ClassVar
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 # enum StepKind
-EMBED, NORM, PRODUCT, HEADS, ATTENTION, FEED, ADAPT, EXPERTS, CONVOLVE, KEEP = range(10)
+EMBED, NORM, PRODUCT, HEADS, ATTENTION, FEED, ADAPT, EXPERTS, CONVOLVE, KEEP, GATE, EXCLUDE, BLEND = range(13)
 # enum NormKind
 COPY, LAYER_NORM, RMS_NORM, SCALE = range(4)
 # enum Reading
@@ -24,6 +24,7 @@ ACTIVATIONS: dict[str | None, int] = {
     "swish": 3,
     "relu": 4,
     "sigmoid": 5,
+    "relu2": 6,
 }
 # enum Stored
 STORED_FLOAT32, STORED_BFLOAT16 = range(2)
@@ -65,7 +66,8 @@ class Step(ctypes.Structure):
         ("softcap", _float),
         ("last", _int),
         *((name, _pointer) for name in ("key_columns", "query_columns", "experts")),
-        *((name, _int) for name in ("expert_count", "top", "renormalized", "shifted", "start")),
+        *((name, _int) for name in ("expert_count", "top", "renormalized", "shifted", "start", "factor", "other")),
+        ("share", _float),
     ]
 
 
@@ -88,8 +90,7 @@ class EncodeCall(ctypes.Structure):
         ("model", ctypes.POINTER(Model)),
         *((name, _pointer) for name in ("ids", "bounds", "types", "keys", "skip", "leads", "out", "workspace")),
         *((name, _int) for name in ("texts", "offset", "reading", "block", "threads")),
-        ("adapters", _pointer),
-        ("timings", _pointer),
+        *((name, _pointer) for name in ("adapters", "timings", "kept")),
     ]
 
 

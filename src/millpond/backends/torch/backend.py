@@ -87,6 +87,8 @@ def _model(
         sparse=None if sparse is None else build_sparse(sparse, config, width=width, device=device),
         token_vectors=None if vectors is None else build_token_vectors(vectors, width=width, device=device),
         language_head=layout.transformer if description.has_language_head else None,
+        vocabulary=int(config.get("vocab_size") or 1),
+        table=layout.static,
     )
     backbone = load_backbone(
         description.checkpoint, architecture, device=device, dtype=dtype, quantization=quantization

@@ -18,9 +18,10 @@ def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         _check(config, {"layer_wise": True}, name)
         return {**cut_off(config, name), "model_type": "gemma2"}
     if kind == "minicpm":
-        _check(config, {"head_type": "simple", "head_multi": True}, name)
+        if "start_layer" in config:
+            _check(config, {"head_type": "simple", "head_multi": True}, name)
         layers, width = int(config["num_hidden_layers"]), int(config["hidden_size"])
-        return cut_off(config, name) | {
+        return (cut_off(config, name) if "start_layer" in config else dict(config)) | {
             "model_type": "granite",
             "embedding_multiplier": float(config.get("scale_emb", 1)),
             "residual_multiplier": float(config.get("scale_depth", 1)) / layers**0.5,  # of all layers, run or not

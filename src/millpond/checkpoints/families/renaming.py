@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self, TypeVar
+
+from millpond.checkpoints.architecture import MaskedHeadNames
 
 
 class Rows(Protocol):
@@ -89,6 +91,22 @@ def without_prefixes(stored: Mapping[str, AnyTensor], prefix: str) -> dict[str, 
 def is_wrapped(names: Iterable[str], prefix: str) -> bool:
     """Whether the backbone's tensors have another prefix than transformers' classes give them."""
     return _lead(names) not in ("", f"{prefix}.")
+
+
+def wrapped_head(head: MaskedHeadNames, stored: Iterable[str]) -> MaskedHeadNames:
+    """``head`` under the names that it has in files whose class holds the whole language model as a part."""
+    lead = _lead(stored)
+    if not lead.endswith(f".{head.backbone}."):
+        return head
+    outer = lead.removesuffix(f"{head.backbone}.")
+    return replace(
+        head,
+        backbone=outer + head.backbone,
+        dense=head.dense and outer + head.dense,
+        norm=head.norm and outer + head.norm,
+        decoder=outer + head.decoder,
+        biases=tuple(outer + name for name in head.biases),
+    )
 
 
 def _lead(names: Iterable[str]) -> str:

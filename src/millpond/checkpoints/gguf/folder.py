@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,17 @@ from millpond.checkpoints.gguf.vocabulary import write_vocabulary
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 from millpond.support.cache_folder import cache_folder
 
-_VERSION = 1  # of what is written
+_VERSION = 2  # of what is written
 # What llama.cpp pools by: its numbers, and sentence-transformers' names.
 _POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
 _MODES = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
+
+# What llama.cpp takes where a key is absent.
+_DEFAULTS: Mapping[str, Callable[[GgufFile], Any]] = {
+    "attention.head_count_kv": lambda file: file.get("attention.head_count"),
+    "attention.key_length": lambda file: file.get("embedding_length") // file.get("attention.head_count"),
+    "rope.freq_base": lambda file: 10_000.0,
+}
 
 
 def as_folder(path: Path) -> Path:
@@ -88,16 +96,32 @@ def _config(file: GgufFile) -> dict[str, Any]:
     types = file.places.get("token_types.weight")
     for name, key in row.fields.items():
         value = file.get(key, row.defaults.get(name))
+        if value is None and key in _DEFAULTS:
+            value = _DEFAULTS[key](file)
         if value is None:
-            raise ModelLoadError(f"{file.path} has no {file.name}.{key}, which config.json's {name} is made from")
+            raise ModelLoadError(
+                f"{file.path} has no {file.name}.{key}, which config.json's {name} is made from; convert it again, or "
+                "name the checkpoint that it was converted from"
+            )
         config[name] = value
     if "token_embd.weight" not in file.places:
         raise ModelLoadError(f"{file.path} has no tensor token_embd.weight; fetch it again")
     config["vocab_size"] = file.places["token_embd.weight"].shape[0]
     if types is not None:
         config["type_vocab_size"] = types.shape[0]
-    if file.get("attention.causal") is True and row.vocabulary == "bert":
-        raise UnsupportedArchitectureError(f"{file.path} is a causal {file.name}, which millpond does not run")
+    causal = file.get("attention.causal")
+    if causal is not None and bool(causal) != row.causal:
+        if not row.causal:
+            raise UnsupportedArchitectureError(
+                f"{file.path} is a causal {file.name} ({file.name}.attention.causal), which millpond does not run; "
+                "name the checkpoint that it was converted from"
+            )
+        config["is_causal"] = False
+    if file.metadata.get("split.count", 1) > 1:
+        raise ModelLoadError(
+            f"{file.path} is one of {file.metadata['split.count']} parts of a model; join them once with llama.cpp's "
+            "llama-gguf-split --merge"
+        )
     if file.get("rope.scaling.type") not in (None, "none"):
         raise UnsupportedArchitectureError(
             f"{file.path} scales its rotary positions ({file.name}.rope.scaling.type), which millpond does not read "

@@ -45,6 +45,7 @@ class GgufRow:
     vocabulary: str  # kind of the tokenizer
     # Fields that config.json may lack a key for, and their values in the source
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    causal: bool = False  # whether a token attends to those before it only, unless the metadata say otherwise
     centred: bool = False  # the converter adds 1 to the weights of norms
     dense: tuple[str, ...] = ()  # tensors of linear layers behind the pooling, which the file must have
 
@@ -122,6 +123,7 @@ ROWS: Mapping[str, GgufRow] = {
         },
         fields=_DECODER_FIELDS,
         pooling="lasttoken",
+        causal=True,
         vocabulary="gpt2",
     ),
     "gemma-embedding": GgufRow(

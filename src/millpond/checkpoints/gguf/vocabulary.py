@@ -23,6 +23,7 @@ _ROLES = {
     "pad_token": ("padding_token_id",),
     "mask_token": ("mask_token_id",),
 }
+_AGAIN = "convert it again, or name the checkpoint that it was converted from"
 _WORDPIECE_ROLES = ("cls_token", "sep_token", "unk_token", "pad_token", "mask_token")
 _BPE_ROLES = ("bos_token", "eos_token", "pad_token")
 
@@ -41,7 +42,7 @@ def write_vocabulary(file: GgufFile, folder: Path, *, limit: int) -> None:
         )
     tokens = _of(file, "tokens")
     if not isinstance(tokens, list) or not tokens:
-        raise ModelLoadError(f"{file.path} has no vocabulary")
+        raise ModelLoadError(f"{file.path} has no vocabulary; {_AGAIN}")
     settings = {"bert": _wordpiece, "gpt2": _byte_pairs, "llama": _sentencepiece}[kind](file, tokens, folder)
     content = json.dumps({**settings, "model_max_length": limit}, ensure_ascii=False)
     (folder / "tokenizer_config.json").write_text(content, encoding="utf-8")
@@ -71,10 +72,12 @@ def _byte_pairs(file: GgufFile, tokens: list[str], folder: Path) -> dict[str, An
             f"{file.path} splits words by {words!r}, and millpond reads those split by 'qwen2'; name the checkpoint "
             "that it was converted from"
         )
+    if not _of(file, "merges"):
+        raise ModelLoadError(f"{file.path} has no tokenizer.ggml.merges, by which words are split; {_AGAIN}")
     types = _types(file, tokens)
     ids = {token: i for i, token in enumerate(tokens)}
     (folder / "vocab.json").write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
-    merges = "\n".join(("#version: 0.2", *(_of(file, "merges") or ()), ""))
+    merges = "\n".join(("#version: 0.2", *_of(file, "merges"), ""))
     (folder / "merges.txt").write_text(merges, encoding="utf-8")
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = {

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from millpond.checkpoints.classifiers import torch_activation
+from millpond.checkpoints.layouts.chain import read_head, read_pooling
+from millpond.checkpoints.layouts.kalm import is_kalm
 from millpond.checkpoints.layouts.sentence_transformers import (
-    read_head,
     read_modules,
-    read_pooling,
     read_prompts,
     read_transformer_settings,
     transformer_config,
@@ -61,7 +61,9 @@ class CrossEncoder:
 
 
 def is_cross_encoder(folder: Path) -> bool:
-    """Whether the files in ``folder`` name it a cross-encoder of sentence-transformers."""
+    """Whether the files in ``folder`` name it a cross-encoder of sentence-transformers, by modules of its own."""
+    if is_kalm(folder):
+        return False
     settings = read_json_object(folder / "config_sentence_transformers.json", optional=True)
     if "model_type" in settings:
         return bool(settings["model_type"] == "CrossEncoder")
@@ -99,8 +101,11 @@ def _kind(module: Mapping[str, Any], config: Mapping[str, Any], listed: Path | N
         names = config.get("architectures") or [""]
         return "text-generation" if str(names[0]).endswith("ForCausalLM") else "sequence-classification"
     kind: Kind
+    task = module.get("transformer_task", "feature-extraction")
+    if task == "any-to-any":  # a language model that may read images too
+        return "text-generation"
     for kind in ("sequence-classification", "text-generation", "feature-extraction"):
-        if module.get("transformer_task", "feature-extraction") == kind:
+        if task == kind:
             return kind
     raise ModelLoadError(
         f"{listed}: its Transformer is for {module['transformer_task']!r}, from which millpond scores no "

@@ -86,7 +86,7 @@ def read_gliner(folder: Path, name: str) -> Gliner:
         base = stored.get("model_name")
         if not isinstance(base, str) or not base:
             raise ModelLoadError(f"{path} has no model_name, whose tokenizer and config.json the model needs")
-        elsewhere = resolve_texts(base)
+        elsewhere = _encoder_at(base, name)
     config = encoder if isinstance(encoder, dict) else read_json_object(elsewhere / "config.json")
     return Gliner(
         folder=folder,
@@ -102,6 +102,17 @@ def read_gliner(folder: Path, name: str) -> Gliner:
         sep_token=str(stored.get("sep_token", "<<SEP>>")),
         marks_label=bool(stored.get("embed_ent_token", True)),
     )
+
+
+def _encoder_at(base: str, name: str) -> Path:
+    """The folder of the encoder that a GLiNER was made of."""
+    try:
+        return resolve_texts(base)
+    except ModelLoadError as error:
+        raise ModelLoadError(
+            f"{name} is a GLiNER, and its encoder, {base}, whose tokenizer and config.json it needs, is not at hand "
+            f"({error}); fetch that, or write where it is into model_name of {CONFIG}"
+        ) from error
 
 
 def is_gliner2(folder: Path) -> bool:

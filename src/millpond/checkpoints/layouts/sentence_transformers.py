@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
+from millpond.checkpoints.layouts.chain import read_chain, read_dense, read_head, read_normalize
 from millpond.checkpoints.layouts.gliner import Gliner
 from millpond.checkpoints.layouts.late_interaction import LateInteraction, read_settings, read_stanford
 from millpond.checkpoints.layouts.listwise import Listwise
@@ -24,23 +25,13 @@ from millpond.checkpoints.layouts.sparse import (
     read_token_vectors,
     read_token_weights,
 )
-from millpond.checkpoints.layouts.static import StaticTable, is_model2vec, read_model2vec, read_static
-from millpond.checkpoints.modules import Codes, Dense, Head, LayerNorm, Normalize, Pooling
+from millpond.checkpoints.layouts.static import StaticTable, is_model2vec, read_model2vec, read_static, read_word_table
+from millpond.checkpoints.modules import Dense, Head, LayerMean, Normalize, Pooling, TokenHead
 from millpond.checkpoints.resolve import read_json, read_json_object
+from millpond.checkpoints.unserved import MODULES, unserved
 from millpond.errors import ModelLoadError
 from millpond.tasks import SIMILARITIES, Role, Similarity
-from millpond.values.spec import PoolingMode
 
-# In the order in which sentence-transformers concatenates the modes of an old config.
-_OLD_MODES: dict[str, PoolingMode] = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-_NEW_MODES: dict[str, PoolingMode] = {"mean_sqrt_len_tokens": "mean_sqrt_len"}
 _TRANSFORMER_CONFIGS = ["sentence_bert_config.json"] + [
     f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ]
@@ -48,6 +39,7 @@ _TRANSFORMER_CONFIGS = ["sentence_bert_config.json"] + [
 _LATE = ("ColBERT", "MultiVectorEncoder")
 # jina-embeddings-v3's own Transformer chooses an adapter, which the engine does here.
 _WITH_ADAPTERS = "custom_st.Transformer"
+_FIRST = ("Transformer", "StaticEmbedding", "SparseStaticEmbedding", "WordEmbeddings", "BoW")
 _CODES = "st_quantize.FlexibleQuantizer"  # pplx-embed's own module
 
 
@@ -56,7 +48,8 @@ class PipelineLayout:
     """A checkpoint's pipeline: backbone, heads on tokens, pooling, heads on the pooled row, final normalization."""
 
     transformer: Path  # folder of the backbone
-    token_heads: tuple[Dense, ...] = ()  # run on every token row before pooling
+    layer_mean: LayerMean | None = None  # of several layers' states, in the place of the last one's
+    token_heads: tuple[TokenHead, ...] = ()  # run on every token row before pooling
     pooling: Pooling | None = None  # `None` if the checkpoint does not name it
     heads: tuple[Head, ...] = ()  # run on the pooled row, up to the final Normalize
     normalize: bool | None = None  # whether the last module is Normalize; `None` if there is no list of modules
@@ -89,9 +82,15 @@ def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:
     transformer = modules[0][1] if modules else folder
     names = [name for name, _ in modules[1:]]
     stored = _readable_config(folder)
-    if is_model2vec(stored) or (modules and modules[0][0] == "StaticEmbedding"):
+    first = modules[0][0] if modules else None
+    if is_model2vec(stored) or first in ("StaticEmbedding", "BoW", "WordEmbeddings"):
         given = {**read_prompts(settings, folder), "similarity": _read_similarity(settings, folder)}
-        return _static_layout(modules, folder, stored, given, settings.get("truncate_dim"))
+        given["truncate_dim"] = settings.get("truncate_dim")
+        if first == "WordEmbeddings":
+            table = read_word_table(*modules[0])
+            chain = read_chain(modules[1:], listed, words=True)
+            return PipelineLayout(transformer=transformer, **chain, **given, max_seq_length=table.length, static=table)
+        return _static_layout(modules, folder, stored, given)
     if modules and [name for name, _ in modules] == ["SparseStaticEmbedding"]:
         weights = read_static_weights(modules[0][1])
         most = _most_entries(settings, folder)
@@ -99,7 +98,7 @@ def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:
             transformer=modules[0][1], sparse=weights, most_entries=most, **read_prompts(settings, folder)
         )
     if names and names[-1] == "SparseAutoEncoder":
-        code, chain = read_sparse_code(modules[-1][1]), _read_chain(modules[1:-1], listed)
+        code, chain = read_sparse_code(modules[-1][1]), read_chain(modules[1:-1], listed)
         if chain["normalize"]:  # before the code
             chain |= {"heads": (*chain["heads"], Normalize()), "normalize": False}
         return PipelineLayout(
@@ -122,7 +121,7 @@ def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:
         return _late_layout(modules, settings, folder)
     return PipelineLayout(
         transformer=transformer,
-        **_read_chain(modules[1:], listed),
+        **read_chain(modules[1:], listed),
         **read_transformer_settings(transformer),
         **read_prompts(settings, folder),
         truncate_dim=settings.get("truncate_dim"),
@@ -166,20 +165,25 @@ def _static_layout(
     folder: Path,
     config: Mapping[str, Any],
     given: Mapping[str, Any],
-    truncate_dim: int | None,
 ) -> PipelineLayout:
-    """A table of token vectors and the modules after its mean; model2vec's config.json says whether it normalizes."""
+    """A table of token vectors, or the words of a BoW, and the modules after it.
+
+    model2vec's config.json says whether it normalizes.
+    """
     listed = folder / "modules.json"
     after = [module for module in modules[1:] if module[0] != "Dropout"]
     wrong = next((name for name, _ in after if name not in ("Dense", "LayerNorm", "Normalize")), None)
     if wrong is not None:
         raise ModelLoadError(
-            f"{listed} lists {wrong} after StaticEmbedding, which millpond does not run "
+            f"{listed} lists {wrong} after {modules[0][0]}, which millpond does not run "
             "(it runs Dense, LayerNorm, Normalize and Dropout there); refusing to skip it"
         )
     heads = [read_head(name, place, listed) for name, place in after]
     normalize = bool(heads) and isinstance(heads[-1], Normalize)
-    table = read_model2vec(folder, config) if is_model2vec(config) else read_static(modules[0][1])
+    if is_model2vec(config):
+        table = read_model2vec(folder, config)
+    else:
+        table = read_word_table(*modules[0]) if modules[0][0] == "BoW" else read_static(modules[0][1])
     return PipelineLayout(
         transformer=table.folder,
         pooling=Pooling(modes=("mean",)),
@@ -187,7 +191,6 @@ def _static_layout(
         normalize=bool(config.get("normalize", normalize)) if table.model2vec else normalize,
         max_seq_length=table.length,
         **given,
-        truncate_dim=truncate_dim,
         static=table,
     )
 
@@ -202,15 +205,11 @@ def read_modules(listed: Path, role: Role | None = None) -> list[tuple[str, Path
     if modules[0][0] in ROUTERS:
         modules = [*_route(modules[0][1], role), *modules[1:]]
     # MLMTransformer is the old name of a Transformer with its language-model head.
-    if modules[0][0] not in ("Transformer", "StaticEmbedding", "SparseStaticEmbedding") and [
-        name for name, _ in modules
-    ] != [
-        "MLMTransformer",
-        "SpladePooling",
-    ]:
+    names = [name for name, _ in modules]
+    if names[0] not in _FIRST and names != ["MLMTransformer", "SpladePooling"]:
         raise ModelLoadError(
-            f"{listed} begins with {modules[0][0]}, which millpond does not run; "
-            "of first modules it runs Transformer and StaticEmbedding"
+            f"{listed} begins with {names[0]}, which millpond does not run; "
+            "of first modules it runs Transformer, StaticEmbedding, WordEmbeddings and BoW"
         )
     return modules
 
@@ -247,116 +246,15 @@ def _class_name(entry: Mapping[str, Any], listed: Path) -> str:
         return "Transformer"
     if dotted == _CODES:
         return "Codes"
+    kind = unserved(dotted, MODULES)
+    if kind is not None:
+        raise ModelLoadError(f"{listed} names {dotted}: {kind.kind}, which millpond does not run; {kind.nearest}")
     if not dotted.startswith(("sentence_transformers.", "pylate.")):
         raise ModelLoadError(
             f"{listed} names {dotted or 'a module without type'}, which is code of the checkpoint's own, and millpond "
             "runs none"
         )
     return dotted.rsplit(".", 1)[-1]
-
-
-def _read_chain(modules: list[tuple[str, Path]], listed: Path) -> dict[str, Any]:
-    """Everything after the backbone, as fields of :class:`PipelineLayout`."""
-    if not modules and not listed.is_file():
-        return {}
-    token_heads: list[Dense] = []
-    heads: list[Head] = []
-    pooling: Pooling | None = None
-    for name, folder in modules:
-        if name == "Dropout":
-            continue
-        if pooling is not None:
-            heads.append(read_head(name, folder, listed))
-        elif name == "Pooling":
-            pooling = read_pooling(folder)
-        elif name == "Dense":
-            token_heads.append(read_dense(folder, "token_embeddings"))
-        else:
-            raise _not_run(name, "before", listed)
-    if pooling is None:
-        raise ModelLoadError(f"{listed} lists no Pooling, and no Dense on tokens either, so it describes no embedder")
-    normalize = bool(heads) and isinstance(heads[-1], Normalize)
-    return {
-        "token_heads": tuple(token_heads),
-        "pooling": pooling,
-        "heads": tuple(heads[:-1] if normalize else heads),
-        "normalize": normalize,
-    }
-
-
-def read_head(name: str, folder: Path, listed: Path, *, output: str | None = None) -> Head:
-    """A module after the pooling; a Dense may write ``output``."""
-    if name == "Dense":
-        return read_dense(folder, "sentence_embedding", output=output)
-    if name == "Normalize":
-        return read_normalize(folder)
-    if name == "Codes":
-        return Codes()
-    if name != "LayerNorm":
-        raise _not_run(name, "after", listed)
-    config = read_json_object(folder / "config.json")
-    width = config.get("dimension", config.get("embedding_dimension"))
-    if not isinstance(width, int):
-        raise ModelLoadError(f"{folder / 'config.json'} must give dimension as an int")
-    return LayerNorm(folder=folder, dimensions=width)
-
-
-def _not_run(name: str, place: str, listed: Path) -> ModelLoadError:
-    return ModelLoadError(
-        f"{listed} lists {name} {place} Pooling, which millpond does not run "
-        "(it runs Transformer, Pooling, Dense, LayerNorm, Normalize and Dropout); refusing to skip it"
-    )
-
-
-def read_pooling(folder: Path) -> Pooling:
-    """A Pooling module's config: ``pooling_mode`` (new) or the ``pooling_mode_*`` booleans (old)."""
-    path = folder / "config.json"
-    config = read_json_object(path)
-    modes: list[PoolingMode] = []
-    if "pooling_mode" in config:
-        names = config["pooling_mode"]
-        for name in [names] if isinstance(names, str) else names:
-            mode = _NEW_MODES.get(name, name)
-            if mode not in get_args(PoolingMode):
-                raise ModelLoadError(f"{path}: pooling_mode {name!r} is unknown; millpond has {get_args(PoolingMode)}")
-            modes.append(cast("PoolingMode", mode))
-    else:
-        unknown = [k for k, v in config.items() if k.startswith("pooling_mode_") and v and k not in _OLD_MODES]
-        if unknown:
-            raise ModelLoadError(f"{path}: {unknown[0]} is a pooling mode that millpond does not have")
-        # As in sentence-transformers, a file that switches no mode on means the mean.
-        modes = [mode for key, mode in _OLD_MODES.items() if config.get(key)] or ["mean"]
-    if not modes:
-        raise ModelLoadError(f"{path} switches every pooling mode off")
-    return Pooling(modes=tuple(modes), include_prompt=bool(config.get("include_prompt", True)))
-
-
-def read_dense(folder: Path, stage: str, *, unnamed: str = "sentence_embedding", output: str | None = None) -> Dense:
-    """A Dense module's config.
-
-    It must read ``stage`` and write the same or ``output``; ``unnamed`` is the stage of a config that names none.
-    """
-    path = folder / "config.json"
-    config = read_json_object(path)
-    reads = config.get("module_input_name") or unnamed
-    writes = config.get("module_output_name") or reads
-    if (reads, writes) not in ((stage, stage), (stage, output)):
-        raise ModelLoadError(f"{path}: a Dense from {reads} to {writes} does not fit its place; it must be on {stage}")
-    try:
-        widths = int(config["in_features"]), int(config["out_features"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelLoadError(f"{path} must give in_features and out_features as ints") from error
-    activation = config.get("activation_function") or "torch.nn.modules.activation.Tanh"
-    if not str(activation).startswith("torch.nn."):
-        raise ModelLoadError(f"{path}: activation_function {activation!r} is code of the checkpoint's own; refusing it")
-    return Dense(
-        folder=folder,
-        in_features=widths[0],
-        out_features=widths[1],
-        bias=bool(config.get("bias", True)),
-        activation=str(activation),
-        residual=bool(config.get("use_residual", False)),
-    )
 
 
 def stanford_layout(layout: PipelineLayout, config: Mapping[str, Any]) -> PipelineLayout:
@@ -409,15 +307,6 @@ def _late_layout(modules: list[tuple[str, Path]], settings: Mapping[str, Any], f
         truncate_dim=settings.get("truncate_dim"),
         late_interaction=late,
     )
-
-
-def read_normalize(folder: Path, stage: str = "sentence_embedding") -> Normalize:
-    """A Normalize module's config; it must read ``stage``."""
-    path = folder / "config.json"
-    reads = read_json_object(path, optional=True).get("module_input_name") or "sentence_embedding"
-    if reads != stage:
-        raise ModelLoadError(f"{path}: a Normalize of {reads} in the place of one of {stage}; refusing to skip it")
-    return Normalize()
 
 
 def read_transformer_settings(folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.checkpoints.layouts.sparse import StaticWeights
+from millpond.checkpoints.layouts.words import Bag, Words, read_bag, read_word_embeddings
 from millpond.checkpoints.resolve import read_json_object
 from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.checkpoints.tokenizers.read import read_tokenizer
@@ -22,7 +23,7 @@ from millpond.errors import ModelLoadError, WeightMismatchError
 
 # model2vec's limit where config.json gives none; sentence-transformers has none, and a limit is needed to cut by.
 _MODEL2VEC_LENGTH, NO_LENGTH = 512, 1_000_000
-_TABLES = ("embedding.weight", "embeddings")
+_TABLES = ("embedding.weight", "emb_layer.weight", "embeddings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,10 @@ class StaticTable:
     length: int  # most tokens of a text
     # model2vec's: texts are also cut to `length` times the median length of a token, and unknown tokens are left out
     model2vec: bool = False
+    words: Words | None = None  # WhitespaceTokenizer's vocabulary, in the place of tokenizer.json
+    bag: Bag | None = None  # the weights of these words, in the place of a file of them
+    # WordEmbeddings': special tokens count like others, and are cut like them
+    whole: bool = False
 
 
 def is_model2vec(config: Mapping[str, Any]) -> bool:
@@ -54,22 +59,39 @@ def read_static(folder: Path) -> StaticTable:
     return StaticTable(folder=folder, length=int(truncation.get("max_length") or NO_LENGTH))
 
 
+def read_word_table(name: str, folder: Path) -> StaticTable:
+    """The table of sentence-transformers' WordEmbeddings, or of a BoW, whose vectors are not stored."""
+    if name == "BoW":
+        words, bag = read_bag(folder)
+        return StaticTable(folder=folder, length=NO_LENGTH, words=words, bag=bag)
+    listed, length = read_word_embeddings(folder, NO_LENGTH)
+    return StaticTable(folder=folder, length=length, words=listed, whole=listed is None)
+
+
 def static_config(table: StaticTable, config: Mapping[str, Any]) -> dict[str, Any]:
     """``config`` with the sizes of the table under the names that a backbone has."""
+    if table.bag is not None:
+        count = len(table.bag.weights)
+        return {"hidden_size": count, "vocab_size": count, "architectures": ["BoW"], "model_type": "static"}
     tensors = _tensors(table.folder)
     held = tensors.get("mapping", tensors["embeddings"])
     sizes = {"hidden_size": tensors["embeddings"].shape[1], "vocab_size": held.shape[0]}
-    name = "StaticModel" if table.model2vec else "StaticEmbedding"
+    is_words = table.words is not None or table.whole
+    name = "StaticModel" if table.model2vec else "WordEmbeddings" if is_words else "StaticEmbedding"
     return {**config, **sizes, "architectures": [name], "model_type": "static"}
 
 
-def read_rows(folder: Path) -> npt.NDArray[np.float32]:
+def read_rows(table: StaticTable) -> npt.NDArray[np.float32]:
     """float32 ``[tokens, width]``: a row for each token, its weight multiplied in; a view of the file, if that has it.
+
+    Of a BoW ``[words, 1]``, the weights alone.
 
     Raises:
         WeightMismatchError: The weights or the mapping of model2vec do not fit the table.
     """
-    tensors = _tensors(folder)
+    if table.bag is not None:
+        return np.array(table.bag.weights, dtype=np.float32)[:, None]
+    folder, tensors = table.folder, _tensors(table.folder)
     rows = tensors["embeddings"].float32()
     if "mapping" in tensors:
         mapping = tensors["mapping"].numbers().astype(np.int64)

@@ -34,6 +34,14 @@ _EXAMPLE = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class Longest:
+    """Where the parts of a text are cut that has two."""
+
+    document: int  # most tokens of the first part, which has the document
+    query: int  # most tokens of the query in the second
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScoreTemplate:
     """How a query and a document become one text."""
 
@@ -44,6 +52,7 @@ class ScoreTemplate:
     special_tokens: bool = True
     instruction: str | None = None  # the instruction of a request that has none
     variables: Mapping[str, Any] = field(default_factory=dict)  # further variables of the template
+    longest: Longest | None = None  # of a text of two parts
 
     def bound(self, variables: Mapping[str, Any]) -> ScoreTemplate:
         """This template with more variables; its own have precedence."""

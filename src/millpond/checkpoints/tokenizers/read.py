@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models, processors
 
+from millpond.checkpoints.resolve import check_pointer, read_json_object
 from millpond.checkpoints.tokenizers import sentencepiece
 from millpond.checkpoints.tokenizers.classes import GENERIC
 from millpond.checkpoints.tokenizers.pieces import Pieces, Setup, plain_ends
@@ -89,7 +90,10 @@ def _read(folder: Path) -> TokenizerFile:
     else:
         bos, eos = fields.get("add_bos_token"), fields.get("add_eos_token")
         backend.post_processor = plain_ends(backend, setup, bos=bos, eos=eos)
-    if from_json and _ends_by_own_code(fields):
+    if from_json and _ends_by_config(folder):
+        first = backend.encode("").ids[:1] == [backend.token_to_id(texts.get("bos_token", ""))]
+        backend.post_processor = plain_ends(backend, setup, bos=first, eos=True)
+    elif from_json and _ends_by_own_code(fields):
         last, held = plain_ends(backend, setup, bos=False, eos=True), backend.post_processor
         backend.post_processor = last if held is None else processors.Sequence([held, last])
     side = fields.get("truncation_side") or (backend.truncation or {}).get("direction")
@@ -114,7 +118,8 @@ def _add(
     known = {repr(token) for token in held}
     added: list[AddedToken | str] = [token for _, token in sorted(declared.items()) if repr(token) not in known]
     texts = {token.content for token in held} | {str(token) for token in added}
-    for token in (*settings.roles.values(), *(settings.extra or []), *(pieces or [])):
+    new = [token for role, token in settings.roles.items() if role in settings.new]
+    for token in (*new, *(settings.extra or []), *(pieces or [])):
         if str(token) not in texts and token not in added:
             added.append(token)
     roles = {str(token) for token in settings.roles.values()}
@@ -132,8 +137,18 @@ def _ends_by_own_code(fields: Mapping[str, Any]) -> bool:
     return bool(fields.get("add_eos_token")) and any(_OWN_ENDS in str(name) for name in names)
 
 
+def _ends_by_config(folder: Path) -> bool:
+    """Whether NV-Embed's code appends the token that ends a text, which its tokenizer does not."""
+    config = read_json_object(folder / "config.json", optional=True)
+    return config.get("model_type") == "nvembed" and bool(config.get("add_eos", True))
+
+
 def _from_json(path: Path) -> _Source:
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the tokenizers library raises bare Exception
+        check_pointer(path)
+        raise ModelLoadError(f"{path} is no tokenizer that can be read: {error}; fetch it again") from error
     if isinstance(tokenizer.model, models.BPE):
         tokenizer.model.dropout = None  # of training: each reading of a text would be another
     return _Source(tokenizer=tokenizer, added=tokenizer.get_added_tokens_decoder())

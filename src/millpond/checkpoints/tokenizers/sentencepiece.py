@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millpond.checkpoints.resolve import check_pointer
 from millpond.errors import ModelLoadError
 
 UNIGRAM, BPE = 1, 2
@@ -40,7 +41,8 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
     try:
         return _read(path.read_bytes())
     except (OSError, ValueError, IndexError, struct.error) as error:
-        raise ModelLoadError(f"{path} is no model of SentencePiece: {error}") from error
+        check_pointer(path)
+        raise ModelLoadError(f"{path} is no model of SentencePiece: {error}; fetch it again") from error
 
 
 def _read(data: bytes) -> SentencePieceModel:

@@ -54,6 +54,8 @@ _IN_PYTHON = {
     "BertJapaneseTokenizer": "Japanese words by the library MeCab",
     "RoFormerTokenizer": "Chinese words by the library jieba",
 }
+# Those of them whose tokenizer.json has another splitter in the place of the one in Python.
+_NOT_IN_FILE = ("RoFormerTokenizer",)
 
 
 class NotBuiltError(Exception):
@@ -68,6 +70,7 @@ class Settings:
     declared: TokenizerClass  # the class that the files name, where it is known here; else `kind`
     fields: Mapping[str, Any]  # tokenizer_config.json, and what special_tokens_map.json adds
     roles: dict[str, AddedToken | str]  # special tokens by role, those of the class included
+    new: frozenset[str]  # roles whose token is added if the vocabulary lacks it
     added: dict[int, AddedToken] | None  # by id; `None`: those of tokenizer.json
     extra: list[AddedToken | str] | None  # special tokens without a role; `None`: no file has a list of them
 
@@ -89,7 +92,8 @@ def read_settings(folder: Path) -> Settings:
     if declared is None and (folder / "added_tokens.json").is_file():
         added = _added_tokens(folder / "added_tokens.json", fields)
     roles = {name: value for name, value in fields.items() if _is_role(name, value)}
-    extra = fields.get("extra_special_tokens", kind.extra)
+    has_file = (folder / "tokenizer.json").is_file()
+    extra = fields.get("extra_special_tokens", None if has_file else kind.extra)
     if isinstance(extra, dict):
         roles |= extra
         extra = None
@@ -106,6 +110,7 @@ def read_settings(folder: Path) -> Settings:
         declared=CLASSES.get(_named(config, fields), kind),
         fields=fields,
         roles={role: _role(named[role], by_text) for role in order if named.get(role) is not None},
+        new=frozenset(roles if has_file else named),  # a class's own is no row of the weights that came with the file
         added=added,
         extra=None if extra is None else [token if isinstance(token, str) else token_of(token) for token in extra],
     )
@@ -121,8 +126,10 @@ def _class_of(config: Mapping[str, Any], fields: Mapping[str, Any], folder: Path
     family = str(config.get("model_type"))
     registered, named = _BY_FAMILY.get(family), _named(config, fields)
     name = named or registered or "TokenizersBackend"
-    remote = isinstance(fields.get("auto_map"), dict | list)
-    if not (folder / "tokenizer.json").is_file():
+    remote, has_file = isinstance(fields.get("auto_map"), dict | list), (folder / "tokenizer.json").is_file()
+    if not has_file:
+        if name not in _IN_PYTHON and (folder / "bpe.codes").is_file():  # where no file names its class
+            name = "PhobertTokenizer"
         if name in _IN_PYTHON:
             raise ModelLoadError(
                 f"{folder} has no tokenizer.json, and its tokenizer, transformers' {name}, splits texts in Python "
@@ -136,6 +143,8 @@ def _class_of(config: Mapping[str, Any], fields: Mapping[str, Any], folder: Path
         name = name if remote and name in CLASSES else str(registered)
     elif not remote and (registered == "TokenizersBackend" or (name == "LlamaTokenizer" and _is_byte_level(folder))):
         name = "TokenizersBackend"
+    if name not in CLASSES and has_file and not remote and name not in _NOT_IN_FILE:
+        return GENERIC  # whatever the class is, the file has its steps
     if name not in CLASSES:
         raise NotBuiltError(f"its class is {name}")
     return CLASSES[name]

@@ -82,7 +82,8 @@ class TemplateTokenizer:
     The template's own text stays, above all its end: that is where a decoder's answer is read.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, template: ScoreTemplate) -> None:
+    def __init__(self, tokenizer: TextTokenizer, template: ScoreTemplate, *, parts: bool = False) -> None:
+        """``parts``: the model reads two parts of the text, which are told apart by their token types."""
         self._tokenizer = tokenizer
         self._template = template.bound(tokenizer.specials)
         self._template.check()
@@ -91,6 +92,12 @@ class TemplateTokenizer:
         spelled = first is not None and self._template.render("q", "d").startswith(first)
         self._special_tokens = template.special_tokens and not spelled
         self._parts = BREAK in self._template.render("q", "d")
+        self._typed = parts
+        if parts and self._template.render("q", "d").count(BREAK) != 1:
+            raise InvalidRequestError(
+                f"the template {self._template.name} must have the character \\ue0f5 once, between what the encoder "
+                "reads (the document) and what the decoder reads (the query)"
+            )
 
     def encode(
         self,
@@ -107,32 +114,61 @@ class TemplateTokenizer:
                 f"instruction={instruction!r} has no place in the template {self._template.name}; leave it out, "
                 "or load the model with a score_template that reads `instruction`"
             )
-        texts = [self._template.render(pair.query, pair.document, instruction=instruction) for pair in pairs]
-        encodings = self._encodings(texts)
+        asked = [self._query(pair.query, truncate) for pair in pairs]
+        whole = [Pair(query, pair.document) for query, pair in zip(asked, pairs, strict=True)]
+        texts = [self._template.render(pair.query, pair.document, instruction=instruction) for pair in whole]
+        longest = self._template.longest
         tokenized = []
-        for i, encoding in enumerate(encodings):
+        for i, (encoding, first) in enumerate(self._encodings(texts)):
             ids = np.array(encoding.ids, dtype=np.int32)
+            if self._typed and not 0 < first < len(ids):
+                raise InvalidRequestError(
+                    f"pair {index_of(i)} has no token for the {'decoder' if first else 'encoder'}; pass texts, or a "
+                    "template that has some"
+                )
             if len(ids) == 0:
                 tokenized.append(self._tokenizer.placeholder(index_of(i)))
                 continue
-            cut = len(ids) > limit
-            if cut:
+            types = (np.arange(len(ids)) >= first).astype(np.int8) if self._typed else None
+            cut = asked[i] != pairs[i].query
+            if len(ids) > limit or (longest is not None and first > longest.document):
                 if truncate == "error":
-                    raise too_long("pair", index_of(i), len(ids), limit)
-                ids = ids[self._cut(pairs[i], texts[i], instruction, limit, truncate)]
-            tokenized.append(Tokenized(ids=ids, truncated=cut))
+                    most = limit if longest is None else min(limit, len(ids) - max(0, first - longest.document))
+                    raise too_long("pair", index_of(i), len(ids), most)
+                stay = self._cut(whole[i], texts[i], instruction, limit, truncate)
+                ids, types, cut = ids[stay], None if types is None else types[stay], True
+            if cut and truncate == "error":
+                assert longest is not None
+                raise too_long("query", index_of(i), len(self._bare(pairs[i].query).ids), longest.query)
+            tokenized.append(Tokenized(ids=ids, truncated=cut, types=types))
         return tokenized
+
+    def _query(self, query: str, truncate: Truncate) -> str:
+        """The query, cut to the tokens that the template takes of it, if it says so; they are counted without it."""
+        longest = self._template.longest
+        if longest is None or len(query) <= longest.query:  # a token has a character at least
+            return query
+        offsets = self._bare(query).offsets
+        if len(offsets) <= longest.query:
+            return query
+        return query[offsets[-longest.query][0] :] if truncate == "start" else query[: offsets[longest.query - 1][1]]
+
+    def _bare(self, text: str) -> Encoding:
+        return self._tokenizer.encode_rendered([text], special_tokens=False, offsets=True)[0]
 
     def _cut(
         self, pair: Pair, text: str, instruction: str | None, limit: int, truncate: Truncate
     ) -> npt.NDArray[np.int64]:
         """Which tokens of an over-long ``text`` stay, as indices."""
         # Offsets are slow, and over-long pairs are rare: only these are tokenized again, with offsets.
-        (encoding,) = self._encodings([text], offsets=True)
+        ((encoding, first),) = self._encodings([text], offsets=True)
         query, document = self._tokens_of(encoding, text, pair, instruction)
         total = len(encoding.ids)
         room = _room(limit, total - len(query) - len(document), f"the template {self._template.name}")
-        kept = _document_first(len(query), len(document), room)
+        longest, most = self._template.longest, len(document)
+        if longest is not None:  # what the first part has besides the document stays
+            most = min(most, max(1, longest.document - (first - most)))
+        kept = _document_first(len(query), most, room)
         return _kept(total, (query, document), kept, truncate)
 
     def _tokens_of(
@@ -149,17 +185,21 @@ class TemplateTokenizer:
             tokens.append(np.flatnonzero(inside))
         return tokens[0], tokens[1]
 
-    def _encodings(self, texts: Sequence[str], *, offsets: bool = False) -> list[Encoding]:
-        """Each text, uncut; one with breaks is tokenized in parts, the first with the special tokens."""
+    def _encodings(self, texts: Sequence[str], *, offsets: bool = False) -> list[tuple[Encoding, int]]:
+        """Each text, uncut, and the tokens of its first part; one with breaks is tokenized in parts.
+
+        The first of them has the special tokens.
+        """
         special = self._special_tokens
         if not self._parts:
-            return self._tokenizer.encode_rendered(texts, special_tokens=special, offsets=offsets)
+            whole = self._tokenizer.encode_rendered(texts, special_tokens=special, offsets=offsets)
+            return [(encoding, len(encoding.ids)) for encoding in whole]
         merged = []
         for text in texts:
             first, *others = text.split(BREAK)
             parts = self._tokenizer.encode_rendered([first], special_tokens=special, offsets=offsets)
             parts += self._tokenizer.encode_rendered(others, special_tokens=False, offsets=offsets)
-            merged.append(Encoding.merge(parts, growing_offsets=True))
+            merged.append((Encoding.merge(parts, growing_offsets=True), len(parts[0].ids)))
         return merged
 
     def _length(self, text: str) -> int:

@@ -234,9 +234,12 @@ class TextTokenizer:
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Encoding]:
         """Each pair, uncut, in the tokenizer's own pair template."""
         texts = self._collapsed([text for pair in pairs for text in pair])
+        # Without a post-processor the fast variant leaves the token types of the second text out, too.
+        fast = self._backend.post_processor is not None
+        encode = self._backend.encode_batch_fast if fast else self._backend.encode_batch
         with turn(texts):
             folded = [self.fold(text) for text in texts]
-            return self._backend.encode_batch_fast(list(zip(folded[::2], folded[1::2], strict=True)))
+            return encode(list(zip(folded[::2], folded[1::2], strict=True)))
 
     def encode_rendered(self, texts: Sequence[str], *, special_tokens: bool, offsets: bool = False) -> list[Encoding]:
         """Each text, uncut, with the tokenizer's special tokens around it or without them."""

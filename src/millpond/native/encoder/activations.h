@@ -85,6 +85,7 @@ MILLPOND_INLINE Floats activated(Floats x, int64_t activation) {
     case kSilu: return scaled(x, sigmoid_of<kExact>(x));
     case kRelu: return maximum(x, zeros());
     case kSigmoid: return sigmoid_of<kExact>(x);
+    case kReluSquared: return scaled(maximum(x, zeros()), maximum(x, zeros()));
     default: return x;
   }
 }

@@ -12,6 +12,7 @@
 #include "convolution.h"
 #include "disentangled.h"
 #include "experts.h"
+#include "gates.h"
 #include "int8.h"
 #include "norms.h"
 #include "team.h"
@@ -66,12 +67,21 @@ struct Forward {
     return call.leads && call.leads[text] >= 0 ? length_of(call, call.leads[text]) : 0;
   }
 
+  // Rows that are kept of the text of the encoder that goes with one of the decoder.
+  static int64_t kept_of(const EncodeCall& call, int64_t text) {
+    const int64_t own = text - call.texts / 2;
+    return call.kept && own >= 0 ? call.kept[own + 1] - call.kept[own] : 0;
+  }
+  // Whether all texts are one block: a layer reads keys of this layer, or kept rows, of another text.
+  static bool is_whole(const EncodeCall& call) { return call.leads || call.kept; }
+
   static Sizes sizes_of(const EncodeCall& call) {
     const Model& model = *call.model;
     int64_t longest = 1;
-    for (int64_t t = 0; t < call.texts; t++) longest = most_of(longest, lead_of(call, t) + length_of(call, t));
+    for (int64_t t = 0; t < call.texts; t++)
+      longest = most_of(longest, lead_of(call, t) + length_of(call, t) + kept_of(call, t));
     const int64_t tokens = call.bounds[call.texts];
-    const int64_t block = call.leads ? tokens : most_of(least_of(call.block, tokens), longest);
+    const int64_t block = is_whole(call) ? tokens : most_of(least_of(call.block, tokens), longest);
     Sizes sizes;
     // Panels an odd number of 32 rows apart: else their rows meet in the same sets of the cache.
     sizes.rows = (block + 31) / 32 * 32 + 32;
@@ -200,10 +210,32 @@ struct Forward {
     });
   }
 
+  // Adds the row of each token's word to its heads.
+  static void add_words(const Block& block, const Step& step) {
+    block.each_token([&](int64_t row, int64_t, int64_t token, int64_t) {
+      const State* word = (const State*)step.words + block.call.ids[token] * step.columns;
+      for (int64_t c = 0; c < step.columns; c += kLanes) {
+        State* const at = block.room.heads.row(row, step.other + c);
+        Isa::store_state(at, sum_of(Isa::load_state(at), Isa::load_state(word + c)));
+      }
+    });
+  }
+
+  static void gate(const Block& block, const Step& step) {
+    for (int64_t r = block.team.first(block.rows); r < block.team.last(block.rows); r++) {
+      if (step.kind == kGate)
+        gate_row<Isa>(block.room.heads, r, step);
+      else
+        exclude_values<Isa>(block.room.heads, r, step);
+    }
+  }
+
   static void norm(const Block& block, const Step& step) {
     const int64_t from = block.team.first(block.rows), to = block.team.last(block.rows);
     if (step.target == 3)
       norm_to_sums(block.room.branch, block.room.sums, from, to, step.columns, step.norm);
+    else if (step.target == 5)
+      norm_of_mixture<Isa>(block.room.sums, block.room.branch, block.room.states, from, to, step);
     else
       norm_to_states<Isa>(block.room.sums, block.room.states, block.room.branch, from, to, step.columns, step.residual,
                           step.target, step.norm);
@@ -295,6 +327,7 @@ struct Forward {
       case kSilu: return product_to_states<kGated, kSilu>(block, a, weight, first, last, to, to_column);
       case kRelu: return product_to_states<kGated, kRelu>(block, a, weight, first, last, to, to_column);
       case kSigmoid: return product_to_states<kGated, kSigmoid>(block, a, weight, first, last, to, to_column);
+      case kReluSquared: return product_to_states<kGated, kReluSquared>(block, a, weight, first, last, to, to_column);
       default: return product_to_states<kGated, kIdentity>(block, a, weight, first, last, to, to_column);
     }
   }
@@ -385,10 +418,54 @@ struct Forward {
     }
   }
 
+  // Means of neighbouring states, and then the rows of the decoder.
+  static void compress(const Block& block, const Step& step) {
+    const int64_t panels = block.call.model->hidden / Isa::kPanel;
+    for (int64_t c = block.team.first(panels) * Isa::kPanel; c < block.team.last(panels) * Isa::kPanel; c += kLanes)
+      for (int64_t t = block.first; t < block.last; t++) {
+        int64_t to = block.call.kept[t];
+        for (int64_t row = block.start(t), end; row < block.start(t + 1); row = end, to++) {
+          end = least_of(row + step.reach, block.start(t + 1));
+          Floats sum = zeros();
+          for (int64_t r = row; r < end; r++) sum = sum_of(sum, Isa::load_state(block.room.states.row(r, c)));
+          Isa::store_state(block.room.kept.row(to, c), quotient(sum, broadcast(float(end - row))));
+        }
+      }
+  }
+
+  static void multiply_kept(const Block& block, const Step& step) {
+    const int64_t units = step.weight.out / kColumns;
+    const Block part{block.call, block.room, block.own, block.team, block.first, block.last,
+                     block.call.kept[block.call.texts / 2]};
+    quantize(part, block.room.kept, step.weight, step.weight.in, block.room.codes);
+    const States<Isa> to{block.room.heads.row(block.rows, 0), block.room.heads.stride};
+    block.team.share([&] {
+      activated_product<false>(part, block.room.kept, step.weight, step.activation, block.team.first(units),
+                               block.team.last(units), to, -step.columns);
+    });
+  }
+
+  static void turn_kept(const Block& block, const Step& step) {
+    const int64_t count = block.call.kept[block.call.texts / 2];
+    const States<Isa> keys{block.room.heads.row(block.rows, step.columns), block.room.heads.stride};
+    for (int64_t r = block.team.first(count); r < block.team.last(count); r++) turn_heads<Isa>(keys, r, 0, step);
+  }
+
   static void keep(const Block& block) {
     const int64_t from = block.team.first(block.rows), rows = block.team.last(block.rows) - from;
     for (int64_t c = 0; c < block.call.model->hidden; c += Isa::kPanel)
       std::memcpy(block.room.kept.row(from, c), block.room.states.row(from, c), rows * Isa::kPanel * sizeof(State));
+  }
+
+  static void blend(const Block& block, const Step& step) {
+    const Floats scale = broadcast(float(step.scale));
+    for (int64_t r = block.team.first(block.rows); r < block.team.last(block.rows); r++)
+      for (int64_t c = 0; c < step.columns; c += kLanes) {
+        Floats x = scaled(Isa::load_state(block.room.states.row(r, c)), scale);
+        if (step.target != 0) x = sum_of(load(block.room.branch.row(r, c)), x);
+        store(block.room.branch.row(r, c), x);
+        if (step.target == 2) Isa::store_state(block.room.states.row(r, c), x);
+      }
   }
 
   static void turn(const Block& block, const Step& step) {
@@ -397,18 +474,39 @@ struct Forward {
     });
   }
 
+  // Rows [row, end) of a text, after all that is kept of the one that goes with it. No kernel knows a window behind keys
+  // that all see, and few texts of a decoder are longer than one: a row beyond it has its keys packed for itself.
+  static void attend_merged(const Block& block, const Step& step, const KeyRows& rows, int64_t head, int64_t row,
+                            int64_t end) {
+    Step wide = step;
+    wide.before = int64_t(1) << 40;
+    const int64_t within = least_of(end, step.before + 1);
+    if (row < within)
+      Attention<Isa>::run(wide, block.room.heads, block.own.attention, rows, rows.lead + within, head, row, within);
+    for (row = most_of(row, within); row < end; row++) {
+      const KeyRows near{rows.lead_start, rows.lead, rows.start + row - step.before};
+      const int64_t keys = rows.lead + step.before + 1;
+      Attention<Isa>::run(wide, block.room.heads, block.own.attention, near, keys, head, step.before, step.before + 1);
+    }
+  }
+
   static void attend(const Block& block, const Step& step) {
     const int64_t part = block.team.members > 1 ? Attention<Isa>::kTaskRows : INT64_MAX;
     int64_t task = 0;
     for (int64_t t = block.first; t < block.last; t++) {
       const int64_t length = length_of(block.call, t), lead = lead_of(block.call, t);
-      const KeyRows rows{lead > 0 ? block.start(block.call.leads[t]) : 0, lead, block.start(t)};
+      const int64_t kept = step.target == 1 ? kept_of(block.call, t) : 0;
+      const KeyRows rows{kept ? block.rows + block.call.kept[t - block.first]
+                         : lead > 0 ? block.start(block.call.leads[t]) : 0,
+                         lead + kept, block.start(t)};
       const int64_t keys = lead + (block.call.keys ? block.call.keys[t] : length);
       for (int64_t h = 0; h < step.kv_heads; h++)
         for (int64_t row = 0, end; row < length; row = end, task++) {
           end = part < length - row ? row + part : length;
           if (task % block.team.pieces != block.team.piece) continue;
-          if (is_disentangled(step))
+          if (step.target == 1)
+            attend_merged(block, step, rows, h, row, end);
+          else if (is_disentangled(step))
             Disentangled<Isa>::run(step, block.room.heads, block.own.attention, block.own.disentangled, rows, keys, h, row,
                                    end);
           else
@@ -426,11 +524,19 @@ struct Forward {
       }
   }
 
-  // A step that reads other rows of a text.
-  static bool mixes_rows(const Step& step) { return step.kind == kAttention || step.kind == kConvolve; }
+  // A step of the encoder's rows, after which the rows are the decoder's, or of those that were kept.
+  static bool changes_rows(const Step& step) {
+    return (step.kind == kKeep && step.reach > 0) || (step.kind == kProduct && step.target == 6) ||
+           (step.kind == kHeads && step.target == 1);
+  }
+
+  // A step that is run on a whole block: it reads other rows of a text, or is not of the block's rows.
+  static bool mixes_rows(const Step& step) {
+    return step.kind == kAttention || step.kind == kConvolve || changes_rows(step);
+  }
 
   // Keeps one row of each text, as the call reads no more.
-  static void drop_rows(const Block& block, const Step& step) {
+  static void drop_rows(const Block& block) {
     const Room& room = block.room;
     const int64_t texts = block.last - block.first;
     const auto source = [&](int64_t i) {
@@ -445,7 +551,9 @@ struct Forward {
     };
     const int64_t hidden = block.call.model->hidden, size = sizeof(State);
     gather((char*)room.states.at, room.states.stride * size, hidden / Isa::kPanel, Isa::kPanel * size);
-    gather((char*)room.heads.at, room.heads.stride * size, step.heads * step.dim / Isa::kPanel, Isa::kPanel * size);
+    gather((char*)room.heads.at, room.heads.stride * size, block.call.model->heads / Isa::kPanel, Isa::kPanel * size);
+    if (block.call.model->kept)
+      gather((char*)room.kept.at, room.kept.stride * size, hidden / Isa::kPanel, Isa::kPanel * size);
     gather((char*)room.sums.at, room.sums.stride * 4, hidden / kColumns, kColumns * 4);
     if (block.call.model->branch) gather((char*)room.branch.at, room.branch.stride * 4, hidden / kColumns, kColumns * 4);
   }
@@ -466,7 +574,7 @@ struct Forward {
       }
       return;
     }
-    const int64_t base = call.reading == kAllRows ? call.bounds[block.first] : block.first;
+    const int64_t base = call.kept ? 0 : call.reading == kAllRows ? call.bounds[block.first] : block.first;
     for (int64_t r = block.team.first(block.rows); r < block.team.last(block.rows); r++)
       for (int64_t c = 0; c < columns; c += kLanes)
         store_first(call.out + (base + r) * columns + c, Isa::load_state(states.row(r, c)), columns - c);
@@ -478,32 +586,54 @@ struct Forward {
     return double(at.tv_sec) + 1e-9 * double(at.tv_nsec);
   }
 
+  // The kind whose time a step adds to.
+  static int64_t timed_as(const Step& step) {
+    if (step.kind == kExperts) return kFeed;
+    if (step.kind == kConvolve) return kAttention;
+    if (step.kind == kKeep || step.kind == kBlend) return kNorm;
+    if (step.kind == kGate || step.kind == kExclude) return kHeads;
+    return step.kind == kProduct && step.target != 0 && step.target != 5 ? 6 : step.kind;
+  }
+
   static void run_step(Block& block, const Step& step, double* timings) {
     Team& team = block.team;
     const double begun = timings ? now() : 0;
     switch (step.kind) {
-      case kEmbed: team.share([&] { embed(block, step); }); break;
+      case kEmbed: team.share([&] { step.target == 1 ? add_words(block, step) : embed(block, step); }); break;
       case kNorm: team.share([&] { norm(block, step); }); break;
       case kProduct:
+        if (step.target == 6) {
+          multiply_kept(block, step);
+          break;
+        }
         quantize(block, input_of(block, step), step.weight, step.weight.in, block.room.codes);
         team.share([&] { multiply(block, step); });
         break;
-      case kHeads: team.share([&] { turn(block, step); }); break;
+      case kHeads: team.share([&] { step.target == 1 ? turn_kept(block, step) : turn(block, step); }); break;
       case kAttention:
       case kConvolve:
         team.share([&] { step.kind == kAttention ? attend(block, step) : convolve(block, step); });
         if (step.last && (block.call.reading == kFirstRow || block.call.reading == kLastRow)) {
-          team.share([&] { drop_rows(block, step); });
+          team.share([&] { drop_rows(block); });
           block.rows = block.last - block.first;
         }
         break;
       case kAdapt: adapt(block, step); break;
-      case kKeep: team.share([&] { keep(block); }); break;
+      case kKeep:
+        team.share([&] { step.reach > 0 ? compress(block, step) : keep(block); });
+        if (step.reach > 0) {
+          block.first = block.last;
+          block.last = block.call.texts;
+          block.rows = block.call.bounds[block.last] - block.call.bounds[block.first];
+        }
+        break;
+      case kGate:
+      case kExclude: team.share([&] { gate(block, step); }); break;
+      case kBlend: team.share([&] { blend(block, step); }); break;
       case kExperts: team.share([&] { mix(block, step); }); break;
       default: feed(block, step);
     }
-    const int64_t kind = step.kind == kExperts ? kFeed : step.kind == kConvolve ? kAttention : step.kind;
-    if (timings) timings[kind == kKeep ? kNorm : kind == kProduct && step.target != 0 && step.target != 5 ? 6 : kind] += now() - begun;
+    if (timings) timings[timed_as(step)] += now() - begun;
   }
 
   static void run_block(Block& block, double* timings) {
@@ -541,7 +671,7 @@ struct Forward {
   // Texts [from, result) are a block. Blocks end near equal parts of the call, of which each thread has the same number.
   // With leads all texts are one block, since a layer reads the lead's keys of this layer.
   static int64_t block_end(const EncodeCall& call, int64_t from, int64_t threads) {
-    if (call.leads) return call.texts;
+    if (is_whole(call)) return call.texts;
     const int64_t total = call.bounds[call.texts], begin = call.bounds[from];
     const int64_t parts = threads * quotient_up(total, threads * call.block);
     const int64_t part = (2 * begin * parts + total) / (2 * total);  // the one that begins next to here
@@ -578,7 +708,8 @@ struct Forward {
         take(job, &from, &to);
       }
       if (from == to) break;
-      Block block{call, job.shared ? room : own, own, team, from, to, call.bounds[to] - call.bounds[from]};
+      const int64_t last = call.kept ? to / 2 : to;  // of the encoder's texts, the decoder's after them
+      Block block{call, job.shared ? room : own, own, team, from, last, call.bounds[last] - call.bounds[from]};
       run_block(block, timings);
     }
     Isa::end();
@@ -589,7 +720,7 @@ struct Forward {
   static int64_t encode(const void* argument) {
     const auto& call = *(const EncodeCall*)argument;
     Job job{&call, sizes_of(call), false, {0, 0, 0}, 0};
-    job.shared = call.threads > 1 && (call.bounds[call.texts] <= kShared || call.texts < call.threads || call.leads);
+    job.shared = call.threads > 1 && (call.bounds[call.texts] <= kShared || call.texts < call.threads || is_whole(call));
     run_team(work, &job, call.threads);
     return 0;
   }

@@ -77,6 +77,20 @@ inline void norm_to_sums(const Sums& branch, const Sums& sums, int64_t first, in
   }
 }
 
+// Rows [first, last): states = norm(scale * sums + share * branch).
+template <class Isa>
+void norm_of_mixture(const Sums& sums, const Sums& branch, const States<Isa>& states, int64_t first, int64_t last,
+                     const Step& step) {
+  alignas(64) float numbers[kMostColumns];
+  const Floats scale = broadcast(float(step.scale)), share = broadcast(float(step.share));
+  for (int64_t r = first; r < last; r++) {
+    for (int64_t c = 0; c < step.columns; c += kLanes)
+      store(numbers + c, multiply_add(load(branch.row(r, c)), share, scaled(load(sums.row(r, c)), scale)));
+    normalize(numbers, step.columns, step.norm, step.columns);
+    for (int64_t c = 0; c < step.columns; c += kLanes) Isa::store_state(states.row(r, c), load(numbers + c));
+  }
+}
+
 // A row's heads [first, first + count) normalized as one row of numbers, in place.
 template <class Isa>
 void normalize_heads(const States<Isa>& heads, int64_t row, int64_t first, int64_t count, int64_t dim,
@@ -101,6 +115,7 @@ void turn_heads(const States<Isa>& heads, int64_t row, int64_t position, const S
   }
   for (int64_t h = 0; h < step.heads + step.kv_heads; h++) {
     const NormWeights& norm = h < step.heads ? step.norm : step.key_norm;
+    if (norm.kind == kCopy && !step.cosines) continue;
     for (int64_t d = 0; d < step.dim; d += kLanes)
       store(numbers + d, Isa::load_state(heads.row(row, h * step.dim + d)));
     if (!step.whole) normalize(numbers, step.dim, norm, step.dim);

@@ -12,9 +12,11 @@
 
 #include <cstdint>
 
-enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts, kConvolve, kKeep };
+enum StepKind : std::int64_t {
+  kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts, kConvolve, kKeep, kGate, kExclude, kBlend
+};
 
-enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSigmoid };
+enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSigmoid, kReluSquared };
 
 enum NormKind : std::int64_t { kCopy, kLayerNorm, kRmsNorm, kScale };  // kScale: weight and bias alone
 
@@ -39,19 +41,25 @@ struct NormWeights {
 // What a step reads depends on its kind:
 //   kEmbed      sums = scale * word + position + type; the word with its adapter, and the adapter's types; without
 //               words sums += position + type; or sums = next word, word, word before (`whole`), 0 beyond a text's ends;
-//               `shifted`: the word before instead, of a text's first token the word `start`
+//               `shifted`: the word before instead, of a text's first token the word `start`; heads from column
+//               `other` on += word (`target` 1)
 //   kNorm       states = norm(sums), or of sums + states (`residual`); sums = the same (`target` 1), or only
-//               sums (2); sums += norm(branch) (3); branch = the same (4)
+//               sums (2); sums += norm(branch) (3); branch = the same (4); states = norm(scale * sums + share * branch) (5)
 //   kProduct    heads = states W (`target` 0); sums = heads W (1), sums += heads W (2), branch = heads W (3),
-//               sums = states W (4), heads from column `columns` on = kept W (5)
+//               sums = states W (4), heads from column `columns` on = kept W (5); heads from column `columns` on of
+//               the kept rows, which lie behind the others, = kept W (6)
 //   kHeads      norms of query and key heads (norm, key_norm), of each or of all as one row (`whole`), then rotation by
-//               position
-//   kAttention  queries = attention; after it a call that reads one row of each text drops the others
+//               position; of the kept rows (`target` 1), whose keys begin at column `columns`
+//   kAttention  queries = attention; after it a call that reads one row of each text drops the others; `target` 1: to
+//               all of the text's kept rows too
 //   kFeed       sums = down(activation(up(states))) (`target` 1), sums += (2), branch = (3)
 //   kAdapt      behind the states (`target` 0), or the queries (1): their products with the first factors of the
 //               adapters, see adapters.h
 //   kConvolve   queries = keys * a convolution of queries * values, see convolution.h; read and dropped as for kAttention
-//   kKeep       kept = states
+//   kKeep       kept = states; or means of `reach` neighbours each, after which the rows are those of the call's second
+//               half (EncodeCall::kept)
+//   kGate, kExclude  the queries times a gate, or without their part along the values, see gates.h
+//   kBlend      branch = scale * states (`target` 0), branch += scale * states (1), and then states = branch (2)
 //   kExperts    as kFeed, of the feeds that a row's router chooses, see experts.h
 struct Step {
   std::int64_t kind;
@@ -75,7 +83,7 @@ struct Step {
   std::int64_t reach;      // distances are key - query + reach - 1; of an attention with DeBERTa's terms, see below
   std::int64_t heads, kv_heads, dim;
   std::int64_t before, after;  // how many positions back and ahead a query attends
-  double scale;                // of the scores, or of the words
+  double scale;                // of the scores, the words, blended states, or of the sums in what is normalized
   double softcap;              // 0: none
   std::int64_t last;           // of an attention: the last one of the model
   // Of an attention with DeBERTa's terms (disentangled.h): `weight` holds the embeddings of distances as keys, `down` as
@@ -89,6 +97,8 @@ struct Step {
   std::int64_t top;            // experts of a row
   std::int64_t renormalized;   // whether the weights of a row's experts add up to 1
   std::int64_t shifted, start;  // of embeddings, see above
+  std::int64_t factor, other;   // first columns of heads, see above and gates.h
+  double share;                 // of the branch in what is normalized
 };
 
 struct Model {
@@ -124,6 +134,10 @@ struct EncodeCall {
   std::int64_t threads;
   const std::int32_t* adapters;  // [texts], -1: none; null: none at all
   double* timings;             // [8] seconds of each kind of step, added up; null: not measured
+  // Of a model whose decoder reads another text than its encoder: the first half of the texts are for the encoder, the
+  // second half for the decoder, whose rows alone are results; [texts / 2 + 1] where each one's kept rows begin, and their
+  // end. Null: of any other model.
+  const std::int32_t* kept;
 };
 
 enum Stored : std::int64_t { kStoredFloat32, kStoredBfloat16 };

@@ -11,12 +11,14 @@ import numpy as np
 
 from millpond.backends.backend import Matrix, OutputSpec
 from millpond.backends.native.encoder import Rows
+from millpond.backends.native.heads.bag import BagHead
 from millpond.backends.native.heads.classifier import ClassifierHead
 from millpond.backends.native.heads.kernels import Floats, Linear
 from millpond.backends.native.heads.modules import Modules
 from millpond.backends.native.heads.pooling import Ints, pool
 from millpond.backends.native.heads.sparse_code import SparseCodeHead
 from millpond.backends.native.heads.splade import SpladeHead
+from millpond.backends.native.heads.token_modules import TokenModules
 from millpond.backends.native.heads.token_presence import TokenPresenceHead
 from millpond.backends.native.heads.token_weights import TokenWeightHead
 from millpond.backends.native.heads.vocabulary_rows import VocabularyRows, head_rows
@@ -37,11 +39,12 @@ class Heads:
     """
 
     modes: tuple[PoolingMode, ...]
-    token_heads: Modules
+    token_heads: TokenModules
     heads: Modules
     classifier: ClassifierHead | None = None
     sparse: SpladeHead | TokenWeightHead | TokenPresenceHead | SparseCodeHead | None = None
     token_vectors: Linear | None = None  # replaces the token heads, for `tokens` only
+    bag: BagHead | None = None  # in the place of the pooling
     language_head: Path | None = None  # the folder of a decoder with the head of a language model
 
     def __post_init__(self) -> None:
@@ -50,6 +53,8 @@ class Heads:
 
     def rows_of(self, output: OutputSpec) -> Rows:
         """The rows of each text that an output reads."""
+        if self.bag is not None or self.token_heads.reads_others:
+            return "all"
         pooled = output.kind == "pooled" or (output.kind == "sparse" and isinstance(self.sparse, SparseCodeHead))
         if pooled and self.modes == ("mean",) and len(self.token_heads) == 0:
             return "mean"
@@ -61,7 +66,8 @@ class Heads:
 
     def is_plain(self, output: OutputSpec) -> bool:
         """Whether the pooled hidden states are already what an output reads: one way of pooling, and no heads."""
-        return output.kind == "pooled" and len(self.modes) == 1 and not (len(self.token_heads) or len(self.heads))
+        plain = self.bag is None and len(self.modes) == 1
+        return output.kind == "pooled" and plain and not (len(self.token_heads) or len(self.heads))
 
     def vocabulary_rows(self, tokens: tuple[int, ...]) -> VocabularyRows:
         """Rows of the language-model head, read from the files once."""
@@ -104,12 +110,17 @@ class Reading:
     def _pooled(self) -> Floats:
         """``[texts, d]`` behind the heads."""
         heads = self.heads
-        return heads.heads(pool(heads.modes, self._tokens, self.bounds, self.skip), self.threads)
+        if heads.bag is not None:
+            rows = heads.bag(self.hidden, self.bounds, self.ids)
+        else:
+            totals = heads.token_heads.totals(self.ids, self.bounds)
+            rows = pool(heads.modes, self._tokens, self.bounds, self.skip, totals)
+        return heads.heads(rows, self.threads)
 
     @cached_property
     def _tokens(self) -> Floats:
         """The rows behind the token heads."""
-        return self.heads.token_heads(self.hidden, self.threads)
+        return self.heads.token_heads(self.hidden, self.ids, self.bounds, self.threads)
 
     def _each_token(self, output: OutputSpec) -> Floats:
         """``[tokens, d]`` of an output with a row for each token."""

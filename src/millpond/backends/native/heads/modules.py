@@ -9,8 +9,9 @@ import numpy as np
 
 from millpond.backends.native.heads.activations import torch_activation_of
 from millpond.backends.native.heads.kernels import Floats, Linear
+from millpond.backends.native.heads.latent_attention import LatentAttentionHead
 from millpond.backends.native.heads.norms import layer_norm, unit
-from millpond.checkpoints.modules import Codes, Dense, Head, LayerNorm
+from millpond.checkpoints.modules import Codes, Dense, Head, LatentAttention, LayerNorm
 from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.checkpoints.weights import stored_tensors
 from millpond.errors import WeightMismatchError
@@ -47,6 +48,11 @@ class Modules:
 def _module(description: Head, width: int) -> _Module:
     if isinstance(description, Dense):
         return _dense(description)
+    if isinstance(description, LatentAttention):
+        shapes = description.tensors
+        tensors = stored_tensors(description.folder, only=tuple(shapes))
+        _check(description.folder, tensors, shapes)
+        return LatentAttentionHead(description, tensors)
     if isinstance(description, Codes):
         return lambda rows, threads: np.rint(np.tanh(rows) * np.float32(127))
     if isinstance(description, LayerNorm):

@@ -15,14 +15,26 @@ Ints = npt.NDArray[np.int32]
 _Method = Callable[[Floats, Ints, Ints, Ints], Floats]
 
 
-def pool(modes: Sequence[PoolingMode], rows: Floats, bounds: Ints, skip: Ints | None) -> Floats:
+_MEANS = ("mean", "mean_sqrt_len", "weightedmean")
+_LEAST = 1e-9  # that sentence-transformers divides by
+
+
+def pool(
+    modes: Sequence[PoolingMode], rows: Floats, bounds: Ints, skip: Ints | None, totals: Floats | None = None
+) -> Floats:
     """``[texts, modes width]``: the modes' results side by side.
 
-    Text ``i`` has ``rows[bounds[i]:bounds[i + 1]]``, of which the first ``skip[i]``, a prompt, are left out.
+    Text ``i`` has ``rows[bounds[i]:bounds[i + 1]]``, of which the first ``skip[i]``, a prompt, are left out. A
+    mean divides by ``totals [texts]``, if there are any.
     """
     begins, ends = bounds[:-1], bounds[1:]
     firsts = begins if skip is None else begins + skip
-    pooled = [METHODS[mode](rows, begins, firsts, ends) for mode in modes]
+    pooled = [
+        METHODS[mode](rows, begins, firsts, ends)
+        if totals is None or mode not in _MEANS
+        else _weighed(mode, rows, begins, firsts, ends, totals)
+        for mode in modes
+    ]
     return pooled[0] if len(pooled) == 1 else np.concatenate(pooled, axis=1)
 
 
@@ -58,9 +70,23 @@ def _max(rows: Floats, begins: Ints, firsts: Ints, ends: Ints) -> Floats:
     return _reduced(np.maximum, rows, firsts, ends)
 
 
+def _weighed(mode: PoolingMode, rows: Floats, begins: Ints, firsts: Ints, ends: Ints, totals: Floats) -> Floats:
+    """A mean of rows that have been weighed: the sum of all weights takes the place of the count, as it was weighed."""
+    rows = rows * _positions(begins, ends) if mode == "weightedmean" else rows
+    divisors: Floats = np.maximum(totals, np.float32(_LEAST))[:, None]
+    sums = _reduced(np.add, rows, firsts, ends)
+    sums /= np.sqrt(divisors) if mode == "mean_sqrt_len" else divisors
+    return sums
+
+
+def _positions(begins: Ints, ends: Ints) -> Floats:
+    """``[tokens, 1]``: 1, 2, 3, ... in each text."""
+    return (np.arange(1, ends[-1] + 1) - np.repeat(begins, ends - begins)).astype(np.float32)[:, None]
+
+
 def _weightedmean(rows: Floats, begins: Ints, firsts: Ints, ends: Ints) -> Floats:
     """Weighted by position (1, 2, 3, ...), as in SGPT; a skipped prompt still counts in the positions."""
-    weights = (np.arange(1, len(rows) + 1) - np.repeat(begins, ends - begins)).astype(np.float32)[:, None]
+    weights = _positions(begins, ends)
     return _reduced(np.add, rows * weights, firsts, ends) / _reduced(np.add, weights, firsts, ends)
 
 

@@ -15,9 +15,10 @@ from millpond.backends.native.kernels import Precision
 from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.checkpoints import architectures
 from millpond.checkpoints.architecture import MaskedHeadNames
+from millpond.checkpoints.families.renaming import wrapped_head
 from millpond.checkpoints.layouts.sparse import Splade
 from millpond.checkpoints.stored_tensor import StoredTensor
-from millpond.checkpoints.weights import stored_tensors
+from millpond.checkpoints.weights import stored_tensors, tensor_shapes
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 
 _PIECE = 64  # tokens whose logits of all entries are there at once, where no kernel pools them: 39 MB of Qwen 3's
@@ -144,6 +145,7 @@ def _names(config: Mapping[str, Any], folder: Path) -> MaskedHeadNames:
 
 def _read(folder: Path, names: MaskedHeadNames, width: int) -> dict[str, StoredTensor]:
     """The tensors of the head by their part, checked against each other."""
+    names = wrapped_head(names, tensor_shapes(folder))
     tensors = stored_tensors(folder, only=names.tensors())
     candidates = {
         "dense": (f"{names.dense}.weight",),

@@ -13,7 +13,7 @@ from millpond.checkpoints.weights import find_tensor, stored_tensors
 from millpond.errors import WeightMismatchError
 
 # Names of a language model's head, and of its input embeddings, which are the head if the two are tied.
-_HEAD_NAMES = ("lm_head", "output", "embed_out")
+_HEAD_NAMES = ("lm_head", "output", "embed_out", "lm_head.out_proj")
 _EMBEDDING_NAMES = ("embed_tokens", "tok_embeddings", "wte")
 
 

@@ -72,7 +72,7 @@ class _MobileBert:
         builder.norm(structs.NormWeights(kind=structs.COPY), hidden, branch=True)
         self._norm(f"{layer}output.bottleneck.LayerNorm", hidden, carry=True)
 
-    def _norm(self, name: str, columns: int, **targets: bool) -> None:
+    def _norm(self, name: str, columns: int, **targets: Any) -> None:
         weight, bias = (self._tensors.take(f"{name}.{kind}", columns) for kind in ("weight", "bias"))
         self._builder.norm(self._builder.scale_norm(weight, bias), columns, **targets)
 

@@ -27,6 +27,7 @@ from millpond.backends.native.packing.weight_packer import (
     tensor_of,
 )
 from millpond.backends.native.plans.distances import DistanceTerms, by_head
+from millpond.backends.native.plans.layer_shares import LayerShares
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import ModelLoadError
@@ -34,6 +35,7 @@ from millpond.errors import ModelLoadError
 _WIDEST = 8192  # kMostColumns of norms.h
 _MOST_TAPS = 8  # kMostTaps of convolution.h
 _MOST_EXPERTS = 1024  # kMost of experts.h
+_ALL = 1 << 40  # a distance beyond any token
 _WEIGHTS = ("weight", "down", "low")  # of a step
 
 
@@ -58,23 +60,28 @@ class Plan:
     types: int  # rows of the table of token types; 0: none
     positions: int  # positions that the model has; 0: any number
     adapters: int  # adapters of each weight; 0: none
+    chunk: int  # of a model of two parts (token types 0 and 1), states of the encoder that become one; 0: of any other
     rotations: tuple[Rotation, ...]  # tables of rotary positions, which have to cover a call's longest text
     owned: tuple[Any, ...]  # what the struct points to
 
 
-class PlanBuilder:
+class PlanBuilder(LayerShares):
     """Collects steps; :meth:`build` packs their weights."""
 
-    def __init__(self, kernels: Kernels, *, adapters: int = 0, rank: int = 0) -> None:
+    def __init__(self, kernels: Kernels, *, adapters: int = 0, rank: int = 0, shares: Sequence[float] = ()) -> None:
+        super().__init__(shares)
         self._kernels = kernels
         self._packer = WeightPacker(kernels, adapters=adapters, rank=rank)
         self._steps: list[structs.Step] = []
         self._rotations: dict[int, Rotation] = {}  # by step
         self._tables: list[tuple[int, str, StoredTensor]] = []  # of embeddings, with the step and its field
         self._experts: list[tuple[Any, list[structs.Weight]]] = []  # arrays that steps point to, and what goes there
+        self._value_tables: dict[int, tuple[StoredTensor, int]] = {}  # and the step that has them, by their ids
+        self._same_words: list[tuple[int, int]] = []  # steps that have another one's table
         self._distance_tables: dict[int, tuple[Floats, int | None]] = {}  # with their addresses, by their ids
         self._hidden = self._output = self._heads = self._inner = self._vocabulary = self._types = self._positions = 0
         self._branch = self._kept = False
+        self._chunk = 0
         self._adapters, self._rank = adapters, rank
 
     def embed(
@@ -140,18 +147,21 @@ class PlanBuilder:
         sums: bool = False,
         branch: bool = False,
         carry: bool = False,
+        mixture: tuple[float, float] | None = None,
     ) -> None:
         """A norm of the sums, or of sums + states (``residual``), whose result are the states.
 
         With ``keep`` the sums take the result too, with ``carry`` the branch, with ``sums`` only the sums. With
-        ``branch`` instead: ``sums += norm(branch)``.
+        ``branch`` instead: ``sums += norm(branch)``. With ``mixture`` it is of the sums and the branch, times these.
         """
         if columns > _WIDEST:
             raise NotSupported(f"{columns} columns")
         self._output, columns = columns, padded(columns)
         self._branch |= carry
-        target = 4 if carry else 3 if branch else 2 if sums else int(keep)
-        self._add(kind=structs.NORM, columns=columns, norm=norm, residual=residual, target=target)
+        target = 5 if mixture else 4 if carry else 3 if branch else 2 if sums else int(keep)
+        scale, share = mixture or (0.0, 0.0)
+        fields = {"scale": scale, "share": share, "residual": residual, "target": target}
+        self._add(kind=structs.NORM, columns=columns, norm=norm, **fields)
 
     def heads(self, *parts: Linear, dim: int | None = None, turned: int = 0, adapter: LowRank | None = None) -> None:
         """Queries, keys and values: the linear layers of all three side by side.
@@ -169,10 +179,34 @@ class PlanBuilder:
         self._heads = max(self._heads, weight.out)
         self._add(kind=structs.PRODUCT, target=0, weight=weight)
 
-    def keep_states(self) -> None:
-        """The states of an encoder, for :meth:`cross_heads` of its decoder."""
-        self._kept = True
-        self._add(kind=structs.KEEP)
+    def blend(self, share: float, *, begins: bool = False, ends: bool = False) -> None:
+        """See :meth:`LayerShares.blend`."""
+        self._branch = True
+        self._add(kind=structs.BLEND, columns=padded(self._output), scale=share, target=2 if ends else int(not begins))
+
+    def read_part(self, kind: int) -> None:
+        """From here on the rows of one part of each text, of this token type; their positions begin anew."""
+        if kind == 0 and self._steps:
+            raise NotSupported("steps before those of a part")
+
+    def merged_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int, turned: int) -> None:
+        """Queries, keys and values of the states; beside them keys and values of the kept states."""
+        own = query.weight.shape[0] // dim
+        self.heads(query, dim=dim, turned=own)
+        queries = self._steps[-1].sources[0].out
+        self.heads(key, value, dim=dim, turned=turned - own)
+        self._steps[-1].columns = queries
+        weight = self._steps[-1].sources[0]
+        self._add(kind=structs.PRODUCT, target=6, columns=queries, weight=weight)
+        self._heads = max(self._heads, queries + weight.out)
+
+    def keep_states(self, *, chunk: int | None = None) -> None:
+        """The states of an encoder, for :meth:`cross_heads` of its decoder.
+
+        ``chunk``: of parts, the means of so many neighbouring states each, for :meth:`merged_heads`.
+        """
+        self._kept, self._chunk = True, chunk or 0
+        self._add(kind=structs.KEEP, reach=self._chunk)
 
     def cross_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int) -> None:
         """Queries of the states; keys and values of the states that were kept."""
@@ -182,6 +216,46 @@ class PlanBuilder:
         step = self._steps[-1]
         step.target, step.columns = 5, queries
         self._heads = max(self._heads, queries + step.sources[0].out)
+
+    def gate_by_kept(self, gate: Linear, kept: Linear, norm: structs.NormWeights, activation: str | None) -> None:
+        """The states' product, activated, times the norm of that of the states that were kept: ``queries =`` both."""
+        if activation not in structs.ACTIVATIONS:
+            raise NotSupported(f"activation {activation}")
+        columns = padded(gate.weight.shape[0])
+        self.heads(gate)
+        self.heads(kept)
+        self._steps[-1].target, self._steps[-1].columns = 5, columns
+        self._heads = max(self._heads, 2 * columns)
+        code = structs.ACTIVATIONS[activation]
+        self._add(kind=structs.GATE, columns=columns, factor=0, other=columns, norm=norm, activation=code)
+
+    def gate_attention(self, *, heads: int, kv_heads: int, dim: int, activation: str) -> None:
+        """The attention's result times the columns behind the values, activated."""
+        columns, behind = heads * padded(dim), (heads + 2 * kv_heads) * padded(dim)
+        if columns > _WIDEST:
+            raise NotSupported(f"a gate of {heads * dim} columns")
+        code, copied = structs.ACTIVATIONS[activation], structs.NormWeights(kind=structs.COPY)
+        self._add(kind=structs.GATE, columns=columns, factor=behind, other=0, norm=copied, activation=code)
+
+    def exclude_values(self, *, heads: int, kv_heads: int, dim: int, shares: Floats) -> None:
+        """The attention's result without a share ``[heads]`` of what it has along a row's own values."""
+        sizes = {"heads": heads, "kv_heads": kv_heads, "dim": padded(dim)}
+        self._add(kind=structs.EXCLUDE, **sizes, distances=self._packer.floats(shares))
+
+    def value_words(self, words: StoredTensor, *, heads: int, kv_heads: int, dim: int) -> None:
+        """Add the row of each token's word to its values."""
+        behind, sizes = (heads + kv_heads) * padded(dim), {"columns": kv_heads * padded(dim)}
+        _, held = self._value_tables.setdefault(id(words), (words, len(self._steps)))
+        if held < len(self._steps):
+            self._same_words.append((len(self._steps), held))
+            self._add(kind=structs.EMBED, target=1, other=behind, **sizes)
+            return
+        if dim % UNIT:
+            rows = words.float32().reshape(len(words.stored), kv_heads, dim)
+            rows = np.pad(rows, ((0, 0), (0, 0), (0, padded(dim) - dim)))
+            words = tensor_of(rows.reshape(len(rows), -1))
+        self._tables.append((len(self._steps), "words", words))
+        self._add(kind=structs.EMBED, target=1, other=behind, **sizes)
 
     def up_proj(self, part: Linear, *, piece: int | None = None) -> None:
         """Another width: ``sums = states W``; ``piece``: columns of each word of a trigram."""
@@ -197,10 +271,15 @@ class PlanBuilder:
         dim: int,
         norm: structs.NormWeights | None = None,
         key_norm: structs.NormWeights | None = None,
+        value_norm: structs.NormWeights | None = None,
         whole: bool = False,
         rotation: Rotation | None = None,
+        merged: bool = False,
     ) -> None:
-        """Norms of query and key heads, then their rotation; ``whole``: the norms are of all heads as one row."""
+        """Norms of heads, then the rotation of queries and keys; ``whole``: the norms are of all heads as one row.
+
+        ``merged``: the kept keys have the norm too, and no positions.
+        """
         if whole and heads * padded(dim) > _WIDEST:
             raise NotSupported(f"a norm of {heads * dim} columns")
         if rotation is not None:
@@ -214,6 +293,15 @@ class PlanBuilder:
             key_norm=key_norm or structs.NormWeights(kind=structs.COPY),
             whole=whole,
         )
+        if value_norm is not None:  # a step of its own, to which the heads before the values are queries
+            self._add(
+                kind=structs.HEADS, heads=heads + kv_heads, kv_heads=kv_heads, dim=padded(dim), key_norm=value_norm
+            )
+        if merged and key_norm is not None:
+            columns = heads * padded(dim)
+            self._add(
+                kind=structs.HEADS, target=1, columns=columns, kv_heads=kv_heads, dim=padded(dim), key_norm=key_norm
+            )
 
     def attention(
         self,
@@ -226,21 +314,29 @@ class PlanBuilder:
         window: int | None = None,
         softcap: float | None = None,
         distances: Floats | DistanceTerms | None = None,  # [heads, 2 reach - 1]
+        before: int | None = None,
+        after: int | None = None,
+        merged: bool | None = None,
     ) -> None:
         """Attention, ``queries = attention``.
 
         ``window`` counts positions in each direction, the own one included. ``distances`` are added to the scores by
-        the distance of query and key; beside DeBERTa's terms there is neither window nor softcap.
+        the distance of query and key; beside DeBERTa's terms there is neither window nor softcap. Of a part (``merged``
+        is no ``None``) ``before`` and ``after`` are the positions back and ahead, ``None`` all of them; with ``merged``
+        its tokens attend to all kept states too.
         """
-        before = (1 << 40) if window is None else window - 1
+        if merged is None:
+            before = None if window is None else window - 1
+            after = 0 if causal else before
         self._add(
             kind=structs.ATTENTION,
+            target=int(bool(merged)),
             heads=heads,
             kv_heads=kv_heads,
             dim=padded(dim),
             scale=scale,
-            before=before,
-            after=0 if causal else before,
+            before=_ALL if before is None else before,
+            after=_ALL if after is None else after,
             softcap=softcap or 0.0,
             **self._distances(distances, heads),
         )
@@ -411,6 +507,8 @@ class PlanBuilder:
         self._packer.pack(identity)
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_weights(steps)
+        for step, held in self._same_words:
+            steps[step].words = steps[held].words
         attentions = [step for step in steps if step.kind in (structs.ATTENTION, structs.CONVOLVE)]
         if attentions:
             attentions[-1].last = True
@@ -438,6 +536,7 @@ class PlanBuilder:
             types=self._types,
             positions=self._positions,
             adapters=self._adapters,
+            chunk=self._chunk,
             rotations=tuple(dict.fromkeys(self._rotations.values())),
             owned=(steps, *(held for held, _ in self._experts), *self._packer.owned),
         )

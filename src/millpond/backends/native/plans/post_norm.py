@@ -53,6 +53,7 @@ def bert_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any],
     if narrow != hidden:
         builder.up_proj(tensors.linear(names.widen, hidden, narrow))
         builder.norm(structs.NormWeights(kind=structs.COPY), hidden)
+    builder.end_layer()
     distances: Floats | DistanceTerms | None = None
     columns = DistanceColumns.of(Distances(span=positions, buckets=False, farthest=positions)) if relative else None
     if names.relative_bias:
@@ -80,6 +81,7 @@ def bert_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any],
             biased=bool(config.get("use_bias", True)),
         )
         layer.feed(inner, activation, epsilon)
+        builder.end_layer()
     if names.last_norm:
         builder.norm(layer_norm(builder, tensors, names.last_norm, hidden, epsilon), hidden)
 

@@ -7,16 +7,17 @@ the family is described once, for GPUs too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import nn
 
-from millpond.backends.native.families import tell, tensors_of
+from millpond.backends.native.families import shares_of, tell, tensors_of
 from millpond.backends.native.packing.weight_packer import Floats, Linear, NotSupported
 from millpond.backends.native.plans.distances import DistanceColumns, DistanceTerms
+from millpond.backends.native.plans.layer_shares import LayerShares
 from millpond.backends.native.plans.plan import Expert
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.backends.torch.attention.kernels import attend
@@ -24,6 +25,8 @@ from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
 from millpond.backends.torch.forwards.deberta import Batches, DistanceAttention, DistanceBatches
 from millpond.backends.torch.forwards.encoder import Output
+from millpond.backends.torch.forwards.encoder_decoder import KeepChunks, MergedHeads, PartAttention, ReadPart
+from millpond.backends.torch.forwards.flow import Flow
 from millpond.backends.torch.forwards.linear import linear
 from millpond.backends.torch.forwards.rms_norm import RMSNorm
 from millpond.backends.torch.forwards.rotary import apply_rotary
@@ -34,34 +37,6 @@ from millpond.checkpoints.weights import stored_tensors
 from millpond.errors import ModelLoadError
 
 
-@dataclass(kw_only=True)
-class Flow:
-    """What passes from step to step: the buffers of ``native/encoder/plan.h``, and a call's arguments."""
-
-    ids: torch.Tensor  # [tokens]
-    positions: torch.Tensor  # [tokens]
-    types: torch.Tensor | None  # [tokens]
-    segments: Segments
-    states: torch.Tensor  # [tokens, columns]
-    sums: torch.Tensor  # [tokens, columns]
-    branch: torch.Tensor  # [tokens, columns]
-    heads: torch.Tensor  # [tokens, columns]: queries, keys and values, then the attention's result
-    kept: torch.Tensor  # [tokens, columns], an encoder's states
-    made: dict[nn.Module, Any] = field(default_factory=dict)  # what layers share, by the module that makes it
-
-    def put(self, result: torch.Tensor, target: str) -> None:
-        """``result`` as the sums, added to them ("add"), or as the branch."""
-        if target == "branch":
-            self.branch = result
-        else:
-            self.sums = self.sums + result if target == "add" else result
-
-    def keep(self, rows: torch.Tensor) -> None:
-        """Leave the other rows out from now on."""
-        self.states, self.sums, self.heads = self.states[rows], self.sums[rows], self.heads[rows]
-        self.branch = self.branch[rows] if len(self.branch) else self.branch
-
-
 class PackedPlan(nn.Module):
     """A plan's steps over a checkpoint's tensors, run on one packed row."""
 
@@ -70,7 +45,9 @@ class PackedPlan(nn.Module):
     def __init__(self, steps: list[nn.Module]) -> None:
         super().__init__()
         self.steps = nn.ModuleList(steps)
-        self._last = max(i for i, step in enumerate(steps) if isinstance(step, _Attention | _Convolution))
+        self._last = max(
+            i for i, step in enumerate(steps) if isinstance(step, _Attention | _Convolution | PartAttention)
+        )
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, row: Architecture, *, device: torch.device, dtype: torch.dtype) -> Self:
@@ -80,8 +57,9 @@ class PackedPlan(nn.Module):
             WeightMismatchError: config.json and the weights disagree.
             ModelLoadError: A weight file is missing or damaged, or config.json asks for what is not computed here.
         """
-        builder, name = TorchPlan(device=device, dtype=dtype), checkpoint.source.name
+        name = checkpoint.source.name
         tensors, config = tensors_of(stored_tensors(checkpoint.layout.transformer), checkpoint, row)
+        builder = TorchPlan(device=device, dtype=dtype, shares=shares_of(checkpoint.layout.layer_mean, config, row))
         try:
             tell(builder, tensors, config, row)
         except NotSupported as reason:
@@ -112,18 +90,24 @@ class PackedPlan(nn.Module):
             branch=none,
             heads=none,
             kept=none,
+            text=(input_ids[0], types, segments),
         )
         for i, step in enumerate(self.steps):
             step(flow)
             if i == self._last and rows is not None:
                 flow.keep(rows)
-        return Output(last_hidden_state=flow.states[None])
+        states = flow.states
+        if flow.parts and rows is None:  # of the encoder's rows nothing is read
+            whole = states.new_zeros(segments.total, states.shape[1])
+            states = whole.index_copy_(0, flow.parts[1].rows, states)
+        return Output(last_hidden_state=states[None])
 
 
-class TorchPlan:
+class TorchPlan(LayerShares):
     """Makes a module of each step that is told to a ``PlanBuilder``, whose methods these are, without adapters."""
 
-    def __init__(self, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, *, device: torch.device, dtype: torch.dtype, shares: Sequence[float] = ()) -> None:
+        super().__init__(shares)
         self.steps: list[nn.Module] = []
         self._device, self._dtype = device, dtype
         self._shared: dict[int, tuple[Any, nn.Module]] = {}  # modules that several steps have, by what they are of
@@ -198,13 +182,29 @@ class TorchPlan:
         """``PlanBuilder.heads``."""
         self.steps.append(_Product(self._linear(*parts), source="states", target="heads"))
 
-    def keep_states(self) -> None:
+    def read_part(self, kind: int) -> None:
+        """``PlanBuilder.read_part``."""
+        self.steps.append(ReadPart(kind))
+
+    def keep_states(self, *, chunk: int | None = None) -> None:
         """``PlanBuilder.keep_states``."""
-        self.steps.append(_Keep())
+        self.steps.append(_Keep() if chunk is None else KeepChunks(chunk))
+
+    def merged_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int, turned: int) -> None:
+        """``PlanBuilder.merged_heads``."""
+        self.steps.append(MergedHeads(self._linear(query), self._linear(key, value)))
+
+    def blend(self, share: float, *, begins: bool = False, ends: bool = False) -> None:
+        """``PlanBuilder.blend``."""
+        self.steps.append(_Blend(share, begins=begins, ends=ends))
 
     def cross_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int) -> None:
         """``PlanBuilder.cross_heads``."""
         self.steps.append(_CrossHeads(self._linear(query), self._linear(key, value)))
+
+    def gate_by_kept(self, gate: Linear, kept: Linear, norm: nn.Module, activation: str | None) -> None:
+        """``PlanBuilder.gate_by_kept``."""
+        self.steps.append(_GateByKept(self._linear(gate, activation=activation), self._linear(kept), norm))
 
     def up_proj(self, part: Linear, *, piece: int | None = None) -> None:
         """``PlanBuilder.up_proj``."""
@@ -218,14 +218,18 @@ class TorchPlan:
         dim: int,
         norm: nn.Module | None = None,
         key_norm: nn.Module | None = None,
+        value_norm: nn.Module | None = None,
         whole: bool = False,
         rotation: Rotation | None = None,
+        merged: bool = False,
     ) -> None:
         """``PlanBuilder.rotary``."""
         turn = None
         if rotation is not None:
             turn = self._once(rotation, lambda: _Turn(rotation, dim, device=self._device))
-        self.steps.append(_Heads((heads, kv_heads, dim), norm, key_norm, turn, whole=whole))
+        self.steps.append(
+            _Heads((heads, kv_heads, dim), (norm, key_norm, value_norm), turn, whole=whole, merged=merged)
+        )
 
     def attention(
         self,
@@ -238,8 +242,14 @@ class TorchPlan:
         window: int | None = None,
         softcap: float | None = None,
         distances: Floats | DistanceTerms | None = None,
+        before: int | None = None,
+        after: int | None = None,
+        merged: bool | None = None,
     ) -> None:
         """``PlanBuilder.attention``."""
+        if merged is not None:
+            self.steps.append(PartAttention((heads, kv_heads, dim), scale, before, after, merged=merged))
+            return
         if isinstance(distances, DistanceTerms):
             columns = distances.columns
             keys, queries = (
@@ -365,6 +375,31 @@ class _Keep(nn.Module):
         flow.kept = flow.states
 
 
+class _GateByKept(nn.Module):
+    """The product of the states, activated, times the norm of that of the states that were kept."""
+
+    def __init__(self, gate: nn.Module, kept: nn.Module, norm: nn.Module) -> None:
+        super().__init__()
+        self.gate, self.kept, self.norm = gate, kept, norm
+
+    def forward(self, flow: Flow) -> None:
+        flow.heads = self.gate(flow.states) * self.norm(self.kept(flow.kept))
+
+
+class _Blend(nn.Module):
+    """A part of the states, added to the branch."""
+
+    def __init__(self, share: float, *, begins: bool, ends: bool) -> None:
+        super().__init__()
+        self.share, self.begins, self.ends = share, begins, ends
+
+    def forward(self, flow: Flow) -> None:
+        part = self.share * flow.states.float()
+        flow.branch = part if self.begins else flow.branch + part
+        if self.ends:
+            flow.states = flow.branch.to(flow.states.dtype)
+
+
 class _CrossHeads(nn.Module):
     """Queries of the states, keys and values of those that were kept."""
 
@@ -435,25 +470,29 @@ class _Heads(nn.Module):
     def __init__(
         self,
         sizes: tuple[int, int, int],
-        norm: nn.Module | None,
-        key_norm: nn.Module | None,
+        norms: tuple[nn.Module | None, nn.Module | None, nn.Module | None],  # of queries, keys and values
         turn: nn.Module | None,
         *,
         whole: bool,
+        merged: bool,
     ) -> None:
         super().__init__()
-        self.sizes, self.whole = sizes, whole
-        self.norm, self.key_norm, self.turn = norm, key_norm, turn
+        self.sizes, self.whole, self.merged, self.turn = sizes, whole, merged, turn
+        self.norm, self.key_norm, self.value_norm = norms
 
     def forward(self, flow: Flow) -> None:
         heads, kv_heads, dim = self.sizes
         parts = list(flow.heads.split((heads * dim, kv_heads * dim, kv_heads * dim), 1))
-        for i, norm in enumerate((self.norm, self.key_norm)):
+        for i, norm in enumerate((self.norm, self.key_norm, self.value_norm)):
             if norm is not None:
                 parts[i] = norm(parts[i] if self.whole else parts[i].unflatten(1, (-1, dim))).flatten(1)
-            if self.turn is not None:
+            if self.turn is not None and i < 2:
                 parts[i] = apply_rotary(parts[i].unflatten(1, (-1, dim)), *self.turn(flow)).flatten(1)
         flow.heads = torch.cat(parts, 1)
+        if self.merged:  # the kept keys have no positions
+            assert self.key_norm is not None and flow.kept_heads is not None
+            keys, values = flow.kept_heads.split(kv_heads * dim, 1)
+            flow.kept_heads = torch.cat((self.key_norm(keys.unflatten(1, (-1, dim))).flatten(1), values), 1)
 
 
 class _Convolution(nn.Module):

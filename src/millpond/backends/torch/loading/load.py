@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from torch import nn
 
 from millpond.backends.torch.attention import interface
 from millpond.backends.torch.forwards.encoder_file import read_encoder
+from millpond.backends.torch.forwards.layer_average import LayerAverage
 from millpond.backends.torch.forwards.static import StaticEncoder
 from millpond.backends.torch.loading.hf_tokenizer import quiet_transformers
 from millpond.backends.torch.loading.quantize import quantize
 from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.architecture import Architecture
+from millpond.checkpoints.architectures import PLAN
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.families.renaming import is_wrapped, without_prefixes
@@ -47,7 +50,14 @@ def load_backbone(
     if isinstance(checkpoint.layout.sparse, StaticWeights):
         return StaticEncoder(read_weights(checkpoint.layout.sparse)).eval().to(device)
     if checkpoint.layout.static is not None:
-        return StaticEncoder(read_rows(checkpoint.layout.static.folder)).eval().to(device)
+        return StaticEncoder(read_rows(checkpoint.layout.static)).eval().to(device)
+    mean = checkpoint.layout.layer_mean
+    if mean is not None and architecture.averages_layers:
+        architecture = replace(architecture, forward=PLAN)
+    elif mean is not None:
+        averaged = _load_by_transformers(checkpoint, architecture, device=device, dtype=dtype)
+        averaged = LayerAverage(averaged.eval().to(device), mean)
+        return averaged if quantization is None else quantize(averaged, quantization, device)
     forward = architecture.forward_class()
     if packed and hasattr(forward, "read"):
         read: nn.Module = forward.read(checkpoint, architecture, device=device, dtype=dtype).eval()

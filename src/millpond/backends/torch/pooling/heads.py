@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from millpond.backends.torch.pooling.latent_attention import LatentAttentionHead
 from millpond.backends.torch.weights import read_tensors
-from millpond.checkpoints.modules import Codes, Dense, Head, LayerNorm
+from millpond.checkpoints.modules import Codes, Dense, Head, LatentAttention, LayerNorm
 from millpond.errors import ModelLoadError, WeightMismatchError
 
 
@@ -54,6 +55,8 @@ def build_heads(descriptions: Sequence[Head], device: torch.device) -> nn.Sequen
     for description in descriptions:
         if isinstance(description, Dense):
             heads.append(_with_weights(DenseHead(description), description.folder, description.weight))
+        elif isinstance(description, LatentAttention):
+            heads.append(LatentAttentionHead(description))
         elif isinstance(description, LayerNorm):
             norm = nn.Sequential(OrderedDict(norm=nn.LayerNorm(description.dimensions)))
             heads.append(_with_weights(norm, description.folder))

@@ -11,6 +11,8 @@ from torch import nn
 
 from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints import architectures
+from millpond.checkpoints.families.renaming import wrapped_head
+from millpond.checkpoints.weights import tensor_shapes
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 
 
@@ -59,6 +61,7 @@ def build_masked_head(folder: Path, config: Mapping[str, Any], device: torch.dev
             f"{folder}: millpond knows no masked-language-model head of model_type {config.get('model_type')!r}; "
             f"SPLADE runs over {known}"
         )
+    names = wrapped_head(names, tensor_shapes(folder))
     tensors = read_tensors(folder, only=names.tensors())
     parts = {
         "dense": tensors.get(f"{names.dense}.weight"),

@@ -16,9 +16,11 @@ from millpond.backends.backend import Matrix, OutputSpec
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.pooling.classifier import ClassifierHead, VocabularyRows, head_rows
 from millpond.backends.torch.pooling.heads import build_heads
-from millpond.backends.torch.pooling.methods import METHODS
+from millpond.backends.torch.pooling.methods import pooled
 from millpond.backends.torch.pooling.sparse import SparseCodeHead, SparseHead
-from millpond.checkpoints.modules import Dense, Head, Pooling
+from millpond.backends.torch.pooling.token_modules import BagHead, TokenModules
+from millpond.checkpoints.layouts.static import StaticTable
+from millpond.checkpoints.modules import Head, Pooling, TokenHead
 from millpond.support.cached_property import cached_property
 
 # Number of sets of vocabulary entries whose rows of the language-model head are kept.
@@ -38,18 +40,22 @@ class Pooler(nn.Module):
         self,
         pooling: Pooling,
         *,
-        token_heads: Sequence[Dense],
+        token_heads: Sequence[TokenHead],
         heads: Sequence[Head],
         device: torch.device,
         classifier: ClassifierHead | None = None,
         sparse: SparseHead | None = None,
         token_vectors: nn.Module | None = None,
         language_head: Path | None = None,
+        vocabulary: int = 0,
+        table: StaticTable | None = None,
     ) -> None:
+        """``vocabulary``: ids that a token may have; ``table``: what takes the place of a backbone."""
         super().__init__()
         self.modes = pooling.modes
-        self.methods = tuple(METHODS[mode] for mode in pooling.modes)
-        self.token_heads = build_heads(token_heads, device)
+        nothing = None if table is None else vocabulary
+        self.token_heads = TokenModules(token_heads, device, vocabulary=vocabulary, nothing=nothing)
+        self.bag = None if table is None or table.bag is None else BagHead(table.bag)  # in the place of the pooling
         self.heads = build_heads(heads, device)
         self.classifier = classifier
         self.sparse = sparse
@@ -62,6 +68,8 @@ class Pooler(nn.Module):
     def row_of(self, output: OutputSpec) -> Literal["cls", "lasttoken"] | None:
         """The one token of each text that an output reads, first or last; ``None`` if it reads more."""
         modes: tuple[str | None, ...] = ()
+        if self.bag is not None or self.token_heads.reads_others:
+            return None
         if output.kind == "pooled":
             modes = self.modes
         elif output.kind == "logits" and self.classifier is not None:
@@ -70,14 +78,20 @@ class Pooler(nn.Module):
             return "cls"
         return "lasttoken" if modes == ("lasttoken",) else None
 
-    def tokens(self, hidden: torch.Tensor) -> torch.Tensor:  # [tokens, backbone] -> float32 [tokens, hidden]
-        """The rows of ``token_embed``."""
-        out: torch.Tensor = self.token_heads(hidden.float())
+    def tokens(self, hidden: torch.Tensor, ids: torch.Tensor, segments: Segments) -> torch.Tensor:
+        """The rows of ``token_embed``: ``[tokens, backbone]`` to float32 ``[tokens, hidden]``."""
+        out: torch.Tensor = self.token_heads(hidden.float(), ids, segments)
         return out
 
-    def pool(self, tokens: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
+    def pool(
+        self, tokens: torch.Tensor, ids: torch.Tensor, segments: Segments, skip: torch.Tensor | None
+    ) -> torch.Tensor:
         """``tokens [tokens, hidden]`` to ``[n, d]``; ``skip [n]`` counts the prompt tokens to leave out."""
-        rows = torch.cat([method(tokens, segments, skip) for method in self.methods], dim=-1)
+        if self.bag is not None:
+            rows = self.bag(tokens, ids, segments)
+        else:
+            totals = self.token_heads.totals(ids, segments)
+            rows = torch.cat([pooled(mode, tokens, segments, skip, totals) for mode in self.modes], dim=-1)
         out: torch.Tensor = self.heads(rows)
         return out
 
@@ -121,7 +135,10 @@ class PoolerCall:
 
     @cached_property
     def _tokens(self) -> torch.Tensor:
-        return self._pooler.tokens(self._hidden)
+        return self._pooler.tokens(self._hidden, self._input_ids, self._segments)
+
+    def _pooled(self) -> torch.Tensor:
+        return self._pooler.pool(self._tokens, self._input_ids, self._segments, self._skip)
 
     def read(self, output: OutputSpec) -> Sequence[Matrix]:
         """A result for each text: ``[d]``, ``[tokens, d]``, or for ``sparse`` ``[k, 2]`` (token id, weight)."""
@@ -135,7 +152,7 @@ class PoolerCall:
     def _weighed(self) -> torch.Tensor:
         """The rows that the sparse head reads."""
         if isinstance(self._pooler.sparse, SparseCodeHead):
-            return self._pooler.pool(self._tokens, self._segments, self._skip)
+            return self._pooled()
         return self._hidden
 
     def launch_sparse(self) -> Callable[[], Sequence[Matrix]]:
@@ -150,7 +167,7 @@ class PoolerCall:
     def rows(self, output: OutputSpec) -> OutputRows:
         """The same on the device, without waiting for it; all kinds but ``sparse``, whose size the device decides."""
         if output.kind == "pooled":
-            return OutputRows(values=self._pooler.pool(self._tokens, self._segments, self._skip), counts=None)
+            return OutputRows(values=self._pooled(), counts=None)
         if output.kind == "tokens":
             projection = self._pooler.token_vectors
             return self._each(self._tokens if projection is None else projection(self._hidden.float()))

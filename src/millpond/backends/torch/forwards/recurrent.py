@@ -1,6 +1,7 @@
-"""Jamba: attention runs packed as in every family; the Mamba layers, which have no segments, run on padded batches.
+"""Families with recurrent layers: attention runs packed as in every family, the recurrent layers on padded batches.
 
-A mixer's rows are scattered to ``[texts, longest, hidden]``, one text a row, and gathered after it. It only looks back:
+These are Jamba's Mamba and Qwen3.5's gated delta rule, whose classes know no segments. A mixer's rows are scattered to
+``[texts, longest, hidden]``, one text a row, and gathered after it. It only looks back, its short convolution included:
 padding at the end of a text reaches no token.
 """
 
@@ -28,7 +29,9 @@ class PaddedBatch:
     longest: int  # tokens of the longest text
 
 
-# A context variable, since a layer passes only the hidden states to its mixer.
+# Where layers keep a recurrent mixer: Jamba's, Qwen3.5's.
+_MIXERS = ("mamba", "linear_attn")
+# A context variable, since not every layer passes on to its mixer what the backbone gets.
 _BATCHES: ContextVar[tuple[PaddedBatch, ...]] = ContextVar("batches")
 
 
@@ -60,15 +63,16 @@ def _longest(texts: list[tuple[int, int]]) -> int:
     return max(length for _, length in texts)
 
 
-class PackedJamba(nn.Module):
-    """A loaded Jamba backbone whose mixers run each text of the packed row separately."""
+class PackedRecurrent(nn.Module):
+    """A loaded backbone whose recurrent mixers run each text of the packed row separately."""
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
         self.backbone = backbone
         for layer in backbone.layers:  # type: ignore[union-attr]
-            if hasattr(layer, "mamba"):
-                layer.mamba = SegmentedMixer(layer.mamba)
+            for name in _MIXERS:
+                if hasattr(layer, name):
+                    setattr(layer, name, SegmentedMixer(getattr(layer, name)))
 
     def forward(self, *, input_ids: torch.Tensor, segments: Segments, **options: Any) -> Any:
         """The backbone's own forward, with the padded batches of its mixers."""
@@ -80,14 +84,18 @@ class PackedJamba(nn.Module):
 
 
 class SegmentedMixer(nn.Module):
-    """A Mamba mixer whose state starts at zero for each text."""
+    """A recurrent mixer whose state starts at zero for each text."""
 
     def __init__(self, mixer: nn.Module) -> None:
         super().__init__()
         self.mixer = mixer
 
     def forward(
-        self, hidden_states: torch.Tensor, cache_params: None = None, attention_mask: None = None
+        self,
+        hidden_states: torch.Tensor,
+        cache_params: None = None,
+        attention_mask: None = None,
+        **_others: Any,  # what transformers' layers pass on: segments, use_cache
     ) -> torch.Tensor:  # [1, tokens, hidden] in and out
         """Scatter, mix, gather."""
         assert cache_params is None and attention_mask is None  # pooling needs no cache, a packed row no mask
@@ -103,4 +111,4 @@ class SegmentedMixer(nn.Module):
 
 def finish(backbone: nn.Module, checkpoint: Checkpoint) -> nn.Module:
     """The backbone with its mixers wrapped."""
-    return PackedJamba(backbone)
+    return PackedRecurrent(backbone)
