@@ -179,7 +179,7 @@ async def test_a_collection_is_searched_by_its_sink_or_its_url(
             MillpondIndexRetriever(sink, model=prompted).run(QUESTION)
     placed = MillpondIndexRetriever(f"qdrant+path:{tmp_path / 'q'}#docs", model=minilm, dtype="float32", top_k=4)
     found = MillpondIndexRetriever.from_dict(placed.to_dict()).run(QUESTION, filters={"n": {"lt": 6}})["documents"]
-    assert [each.id for each in found][0] == expected[0][0] and all(each.meta["n"] < 6 for each in found)
+    assert found[0].id == expected[0][0] and all(each.meta["n"] < 6 for each in found)
 
 
 def test_an_index_of_another_kind_is_refused(engine: Engine, folder: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +54,6 @@ def two_stages(store: InMemoryDocumentStore, embedder: Any, ranker: Any) -> Pipe
 
 def asked(found: Any) -> dict[str, float]:
     return {document.id: document.score for document in found["ranker"]["documents"]}
-
-
-def test_the_version_is_printed() -> None:
-    print("haystack-ai", version("haystack-ai"))
-    assert version("haystack-ai").startswith("3.")
 
 
 async def test_two_stages_are_indexed_asked_written_and_read_again(minilm: str, texts: list[str]) -> None:
