@@ -63,8 +63,8 @@ class ChromaConnection(Connection):
     def _folder(self) -> Any:
         if not self.where or "://" in self.where or is_address(self.where):
             raise InvalidRequestError(
-                "the location is neither a folder nor a URL; write './NAME' for a folder, 'http://HOST:8000', or pass a "
-                "client of chromadb"
+                "the location is neither a folder nor a URL; write './NAME' for a folder, 'http://HOST:8000', or pass "
+                "a client of chromadb"
             )
         if os.path.isfile(self.where):
             raise InvalidRequestError(f"location={self.where!r} is a file; Chroma keeps its collections in a folder")
@@ -74,8 +74,8 @@ class ChromaConnection(Connection):
         parts = urlsplit(self.where)
         if not parts.hostname or parts.username or parts.path not in ("", "/") or parts.query:
             raise InvalidRequestError(
-                "the URL has more than a host and a port; write 'http://HOST:8000'. A key comes from the environment, as "
-                "CHROMA_CLIENT_AUTH_CREDENTIALS"
+                "the URL has more than a host and a port; write 'http://HOST:8000'. A key comes from the environment, "
+                "as CHROMA_CLIENT_AUTH_CREDENTIALS"
             )
         host, secure = parts.hostname, parts.scheme.lower() == "https"
         port = parts.port or (443 if secure else 8000)

@@ -28,8 +28,8 @@ class MillpondEmbeddingFunction(ModelFunction[Embedder], EmbeddingFunction[Docum
     Args:
         model: Hub id or local folder.
         identity: What Chroma stored of the model; leave it out.
-        **options: The fields of :class:`millpond.compat.adapter.EmbeddingSource` and the classes that it derives from, as
-            ``dimensions``, ``normalize`` and ``engine``.
+        **options: The fields of :class:`millpond.compat.adapter.EmbeddingSource` and the classes that it derives from,
+            as ``dimensions``, ``normalize`` and ``engine``.
 
     Raises:
         MillpondError: The model cannot be loaded, or is not that of the collection.

@@ -85,8 +85,8 @@ class ModelFunction(Generic[Source]):
         stored, given = (ModelIdentity(**config[_IDENTITY]) for config in (old_config, new_config))
         if stored.fingerprint != given.fingerprint:
             raise FingerprintMismatchError(
-                f"the collection was built by {stored.model} (fingerprint {stored.fingerprint[:12]}), and this function "
-                f"is {given.model} ({given.fingerprint[:12]}); vectors of two models do not compare. Use "
+                f"the collection was built by {stored.model} (fingerprint {stored.fingerprint[:12]}), and this "
+                f"function is {given.model} ({given.fingerprint[:12]}); vectors of two models do not compare. Use "
                 f"{stored.model}, or another collection"
             )
         decide = self.source.model_fields.keys() - {*self.source.loading, "model", "engine"}

@@ -134,16 +134,16 @@ class ChromaDriver(CollectionDriver[str]):
         main, full = self.connection.table(), self._of_width(plan.full, manifest)
         where = {"where": json.loads(condition)} if condition else {}
         width, limit = (plan.full, plan.k) if plan.coarse is None else (plan.coarse, plan.candidates)
-        limit = min(limit, main.count())
+        searched = self._of_width(width, manifest)
+        limit = min(limit, searched.count())
         if not limit:
             return []
-        nearest = self._of_width(width, manifest).query(
-            query_embeddings=[plan.vectors[width]], n_results=limit, include=[], **where
-        )["ids"][0]
-        if not nearest:
-            return []
+        found = searched.query(query_embeddings=[plan.vectors[width]], n_results=limit, include=[], **where)
+        nearest = found["ids"][0]
         rows = self._rows(full, nearest, ["embeddings"])
-        vectors = np.stack([rows[row_id]["embeddings"] for row_id in rows]).astype(np.float32)  # [candidates, width]
+        if not rows:
+            return []
+        vectors = np.stack([row["embeddings"] for row in rows.values()]).astype(np.float32)  # [candidates, width]
         scores = vectors @ plan.vectors[plan.full] / np.linalg.norm(vectors, axis=1)
         best = [(list(rows)[n], float(scores[n])) for n in np.argsort(-scores, kind="stable")[: plan.k]]
         stored = self._rows(main, [row_id for row_id, _ in best], ["metadatas", "documents"])
@@ -222,7 +222,7 @@ class ChromaDriver(CollectionDriver[str]):
 
     def _rows(self, collection: Any, row_ids: Sequence[str], include: list[str]) -> dict[str, dict[str, Any]]:
         """Those of these records that exist, by their ids, with some of their columns."""
-        rows = {}
+        rows: dict[str, dict[str, Any]] = {}
         for ids in self._parts(row_ids):
             found = collection.get(ids=ids, include=include)
             rows |= {row_id: {name: found[name][n] for name in include} for n, row_id in enumerate(found["ids"])}

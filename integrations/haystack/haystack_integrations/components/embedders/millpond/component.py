@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from haystack import Document, default_from_dict, default_to_dict
 from haystack.core.errors import SerializationError
@@ -71,7 +71,7 @@ class TextComponent(EngineComponent[Source]):
         **options: The other fields of the source.
     """
 
-    source: ClassVar[type[ModelSource]]
+    source: type[Source]
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class TextComponent(EngineComponent[Source]):
         progress_bar: bool = False,
         **options: Any,
     ) -> None:
-        prompt = {} if prefix is None else {"query_prompt": prefix}
-        self._source = self.source(model=model, **engine_options(options), **prompt)  # type: ignore[assignment]
+        prompt: dict[str, Any] = {} if prefix is None else {"query_prompt": prefix}
+        self._source = self.source(model=model, **engine_options(options), **prompt)
         self._own = {"suffix": suffix, "progress_bar": progress_bar}
 
     def _texts(self, text: str) -> list[str]:
@@ -108,7 +108,7 @@ class DocumentComponent(EngineComponent[Source]):
         **options: The other fields of the source.
     """
 
-    source: ClassVar[type[ModelSource]]
+    source: type[Source]
 
     def __init__(
         self,
@@ -121,8 +121,8 @@ class DocumentComponent(EngineComponent[Source]):
         embedding_separator: str = "\n",
         **options: Any,
     ) -> None:
-        prompt = {} if prefix is None else {"document_prompt": prefix}
-        self._source = self.source(model=model, **engine_options(options), **prompt)  # type: ignore[assignment]
+        prompt: dict[str, Any] = {} if prefix is None else {"document_prompt": prefix}
+        self._source = self.source(model=model, **engine_options(options), **prompt)
         self._own = {
             "suffix": suffix,
             "progress_bar": progress_bar,

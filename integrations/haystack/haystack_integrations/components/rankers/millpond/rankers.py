@@ -39,7 +39,7 @@ class _Ranking:
     def best(self, ranked: RerankOutput | tuple[()]) -> dict[str, Any]:
         """Copies of the documents with their scores, best first."""
         scored = [replace(self.documents[result.index], score=result.relevance_score) for result in ranked]
-        return {"documents": [each for each in scored if self.threshold is None or each.score >= self.threshold]}
+        return {"documents": [each for each in scored if self.threshold is None or _score(each) >= self.threshold]}
 
 
 class RankerComponent(EngineComponent[Scorer]):

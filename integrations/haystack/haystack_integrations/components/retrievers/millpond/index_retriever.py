@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,16 +69,16 @@ class MillpondIndexRetriever(EngineComponent[IndexSource]):
         score_threshold: float | None = None,
         **options: Any,
     ) -> None:
-        self._index = os.fspath(index) if isinstance(index, str | os.PathLike) else index
+        self._index: Any = os.fspath(index) if isinstance(index, str | os.PathLike) else index
         given = engine_options(options) | ({} if model is None else {"model": model})
-        self._has_engine = not isinstance(self._index, str) and getattr(self._index, "engine", None) is not None
-        if self._has_engine and given:
+        engine = getattr(self._index, "engine", None)
+        if engine is not None and given:
             raise ValueError(f"{next(iter(given))}= is not read: the index has an engine of its own; leave it out")
         if not isinstance(self._index, str) and not callable(getattr(index, "search", None)):
             raise TypeError(
                 f"index is of type {type(index).__name__}; pass a late-interaction index, a sink, or a folder or URL"
             )
-        self._source = IndexSource(engine=self._index.engine) if self._has_engine else IndexSource(**given)
+        self._source = IndexSource(**given) if engine is None else IndexSource(engine=engine)
         self._own = {
             "index": self._index,
             "top_k": top_k,
@@ -86,6 +87,7 @@ class MillpondIndexRetriever(EngineComponent[IndexSource]):
             "score_threshold": score_threshold,
         }
         to_conditions(filters)
+        self._lock = threading.Lock()
         self._opened: Any = None if isinstance(self._index, str) else self._index
 
     def warm_up(self) -> None:
@@ -142,14 +144,15 @@ class MillpondIndexRetriever(EngineComponent[IndexSource]):
         return {"documents": await asyncio.to_thread(self._search, await self._source.aload(), query, filters, top_k)}
 
     def _open(self, engine: Engine) -> None:
-        if self._opened is not None:
-            return
-        if "#" in self._index and "+" in self._index.partition(":")[0]:
-            from millpond.ingest import open_sink
+        with self._lock:
+            if self._opened is not None:
+                return
+            if "#" in self._index and "+" in self._index.partition(":")[0]:
+                from millpond.ingest import open_sink
 
-            self._opened = open_sink(self._index, must_exist=True)
-        else:
-            self._opened = PlaidIndex.open(Path(self._index).expanduser(), engine)
+                self._opened = open_sink(self._index, must_exist=True)
+            else:
+                self._opened = PlaidIndex.open(Path(self._index).expanduser(), engine)
 
     def _search(
         self, engine: Engine, query: str, filters: dict[str, Any] | None, top_k: int | None
