@@ -195,8 +195,8 @@ bench: export TORCH_ARGS := $(TORCH_ARGS)
 bench: $(STAMP) ## run every script of benchmarks/, peers in separate environments; results go to benchmarks/results/
 	@$(if $(findstring --smoke,$(ARGS)),$(SMOKE),set -e; for script in $(BENCHMARKS); do $(call RUN,$$script); done)
 
-notebooks: $(STAMP) ## execute the notebooks; build/notebooks gets them with their outputs
-	$(BIN)/python notebooks/execute.py $(ARGS)
+notebooks: $(STAMP) $(DOORS)/.installed ## execute the notebooks; build/notebooks gets them with their outputs
+	PYTHONPATH=$(DOOR_PATH) $(BIN)/python notebooks/execute.py $(ARGS)
 
 docs: $(STAMP) ## build the documentation as a site in build/site, and check its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
