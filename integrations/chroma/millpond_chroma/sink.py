@@ -38,7 +38,7 @@ class ChromaSink(CollectionSink[str]):
         dimensions: The widths to store and search; by default those of the collection, and in a new one the width that
             ``embed`` returns.
         fields: ``plain``: the text is the document, and the metadata that of the record.
-        timeout: Seconds that a request may take.
+        timeout: Seconds that a server has for a request.
 
     Raises:
         InvalidRequestError: A location, name or option that is not valid.

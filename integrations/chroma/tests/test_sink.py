@@ -187,37 +187,40 @@ import os, resource, sys
 from tests.ingest.batches import rows
 from millpond.errors import SinkError
 from millpond_chroma import ChromaSink
-sink = ChromaSink(sys.argv[1], "docs", dimensions=[32])
-sink.manifest = sink.open()
 _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(sys.argv[1] + "/chroma.sqlite3"), most))
-for n in range(2):
-    try:
-        sink.write(rows(400, 32, 50))
-    except SinkError as error:
-        print(type(error).__name__, error)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-sink.close()
+for n in range(6):
+    sink = ChromaSink(sys.argv[1], "docs")
+    sink.manifest = sink.open()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(sys.argv[1] + "/chroma.sqlite3"), most))
+    for n in range(2):
+        try:
+            sink.write(rows(400, 32, 50))
+        except SinkError as error:
+            print(type(error).__name__, error)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert sink.count() == len(dict(sink.scan())) == 100
+    sink.close()
 with ChromaSink(sys.argv[1], "docs") as again:
     again.manifest = again.open()
-    assert again.count() == len(dict(again.scan())) == 100
     again.write(rows(400, 32, 50))
     print(again.count())
 """
 
 
 def test_after_a_write_that_failed_nothing_is_written_until_it_is_opened_again(engine: Engine, place: str) -> None:
-    """A file that cannot grow is what a full disk is; Chroma's next request may wait forever then, so in a process."""
+    """A file that cannot grow is what a full disk is. Chroma's next request may wait forever then: so in a process."""
     with ChromaSink(place, "docs", dimensions=[32]) as sink:
         assert sink.embedded
         sink.prepare(engine.spec)
         sink.write(rows(100, 32))
     run = subprocess.run([sys.executable, "-c", FULL, place], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
-    failed, refused, count = run.stdout.splitlines()
-    assert failed.startswith("SinkUnavailableError Chroma at ") and "refused an upsert of 400 records: " in failed
-    assert "disk I/O error" in failed and count == "450"
-    assert refused.startswith("SinkError") and "takes no more writes from this sink" in refused
+    *told, count = run.stdout.splitlines()
+    for failed, refused in zip(told[::2], told[1::2], strict=True):
+        assert failed.startswith("SinkUnavailableError Chroma at ") and "refused an upsert of 400 records: " in failed
+        assert "disk I/O error" in failed
+        assert refused.startswith("SinkError") and "takes no more writes from this sink" in refused
+    assert len(told) == 12 and count == "450"
 
 
 WRITER = """

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from haystack import Document
 from haystack.utils import ComponentDevice
+from tests.gates import LoopGate, batches_through
 
 from haystack_integrations.components.embedders.millpond import MillpondDocumentEmbedder, MillpondTextEmbedder
 from haystack_integrations.components.rankers.millpond import MillpondLateInteractionRanker, MillpondSimilarityRanker
@@ -141,6 +142,7 @@ async def test_an_index_is_searched_by_its_object_or_its_folder(
     folder: str, minilm: str, engine: Engine, texts: list[str]
 ) -> None:
     memory = MemoryIndex(engine)
+    assert MillpondIndexRetriever(memory).run(QUESTION) == {"documents": []}  # an empty one is not opened again
     memory.add([f"d{n}" for n in range(len(texts))], texts, [{"n": n, "odd": n % 2 == 1} for n in range(len(texts))])
     expected = [(hit.id, hit.score) for hit in memory.search([QUESTION], k=3)[0]]
     placed = MillpondIndexRetriever(folder, model=minilm, dtype="float32", top_k=3)
@@ -216,3 +218,16 @@ def test_filters_are_translated() -> None:
         "lang": ["de", "en"],
     }
     assert to_conditions({"lang": "de"}) == {"lang": "de"} and to_conditions(None) is to_conditions({}) is None
+
+
+async def test_the_loop_goes_on_while_a_component_waits(engine: Engine) -> None:
+    documents = of([f"the {n}th passage, about {n * n} things" for n in range(40)])
+    ranker = MillpondLateInteractionRanker(engine=engine, top_k=None)
+    for call in (
+        MillpondDocumentEmbedder(engine=engine).run_async(documents),
+        ranker.run_async(QUESTION, documents),
+    ):
+        gate = LoopGate()
+        with batches_through(gate, engine):
+            assert len((await gate.run(call))["documents"]) == 40
+        assert gate.calls and not gate.blocked

@@ -6,7 +6,6 @@ import asyncio
 import os
 import threading
 from copy import deepcopy
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from haystack import Document, component
@@ -14,26 +13,14 @@ from haystack.core.errors import SerializationError
 
 from haystack_integrations.components.embedders.millpond.component import EngineComponent, engine_options
 from haystack_integrations.components.retrievers.millpond.filters import to_conditions
-from millpond.compat.composed import ModelSource
-from millpond.late_interaction import LateInteractionIndex, PlaidIndex
+from haystack_integrations.components.retrievers.millpond.places import IndexSource, opened
+from millpond.late_interaction import LateInteractionIndex
 from millpond.late_interaction.retrieval import retrieve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from millpond import Engine
-
-
-class IndexSource(ModelSource):
-    """The model of a retriever.
-
-    Attributes:
-        pooling: Replaces the checkpoint's pooling method, as it did when the collection was filled.
-    """
-
-    loading = (*ModelSource.loading, "pooling")
-
-    pooling: str | None = None
 
 
 @component
@@ -79,13 +66,8 @@ class MillpondIndexRetriever(EngineComponent[IndexSource]):
                 f"index is of type {type(index).__name__}; pass a late-interaction index, a sink, or a folder or URL"
             )
         self._source = IndexSource(**given) if engine is None else IndexSource(engine=engine)
-        self._own = {
-            "index": self._index,
-            "top_k": top_k,
-            "filters": filters,
-            "candidates": candidates,
-            "score_threshold": score_threshold,
-        }
+        self._own = {"index": self._index, "top_k": top_k, "filters": filters, "candidates": candidates}
+        self._own["score_threshold"] = score_threshold
         to_conditions(filters)
         self._lock = threading.Lock()
         self._opened: Any = None if isinstance(self._index, str) else self._index
@@ -145,14 +127,8 @@ class MillpondIndexRetriever(EngineComponent[IndexSource]):
 
     def _open(self, engine: Engine) -> None:
         with self._lock:
-            if self._opened is not None:
-                return
-            if "#" in self._index and "+" in self._index.partition(":")[0]:
-                from millpond.ingest import open_sink
-
-                self._opened = open_sink(self._index, must_exist=True)
-            else:
-                self._opened = PlaidIndex.open(Path(self._index).expanduser(), engine)
+            if self._opened is None:  # an empty index is false
+                self._opened = opened(self._index, engine)
 
     def _search(
         self, engine: Engine, query: str, filters: dict[str, Any] | None, top_k: int | None
