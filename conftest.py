@@ -1,4 +1,4 @@
-"""pytest settings for all seven packages: real data, no internet, and the distribution of tests to worker processes."""
+"""pytest settings for all packages: real data, no internet, and the distribution of tests to worker processes."""
 
 from __future__ import annotations
 

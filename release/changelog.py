@@ -1,6 +1,6 @@
 """Prints a release's section of CHANGELOG.md: ``python -m release.changelog v0.1.0``.
 
-The tag must be the version of the seven packages, so a wrong tag stops a release here, before anything is built.
+The tag must be the version of the nine packages, so a wrong tag stops a release here, before anything is built.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ FOREIGN = re.compile(r"(^|/)(tests?|benchmarks|notebooks|__pycache__|\.git[^/]*)
 
 
 def projects() -> dict[str, dict[str, Any]]:
-    """The table ``[project]`` of each of the seven packages."""
+    """The table ``[project]`` of each of the nine packages."""
     tables = (
         tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"] for folder in FOLDERS
     )
@@ -98,7 +98,7 @@ def _wheel_problems(path: Path) -> Iterator[str]:
         files = {entry: wheel.read(entry) for entry in wheel.namelist() if not entry.endswith("/")}
     info = next((PurePosixPath(entry).parent for entry in files if entry.endswith(".dist-info/METADATA")), None)
     if info is None or name not in PACKAGES:
-        yield "has no metadata" if info is None else "is none of the seven packages"
+        yield "has no metadata" if info is None else "is none of the nine packages"
         return
     code = {entry: data for entry, data in files.items() if not entry.startswith(f"{info}/")}
     kernels = {PLATFORM} <= {part for tag in tags for part in tag.platform.split(".")}
@@ -170,7 +170,7 @@ def _metadata_problems(fields: Message, text: bytes, name: str, version: str) ->
     required = [Requirement(line) for line in fields.get_all("Requires-Dist", [])]
     for line in required:
         if line.name in PACKAGES and not line.extras and str(line.specifier) != f"=={version}":
-            yield f"requires {line}; the seven packages require each other in exactly their own version"
+            yield f"requires {line}; the nine packages require each other in exactly their own version"
     if name != "millpond" and "millpond" not in {line.name for line in required if line.marker is None}:
         yield "does not require millpond"
 

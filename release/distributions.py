@@ -1,4 +1,4 @@
-"""Builds all distributions of the seven packages into a folder: ``python -m release.distributions dist``.
+"""Builds all distributions of the nine packages into a folder: ``python -m release.distributions dist``.
 
 Every wheel is built from the source distribution beside it, so a source distribution that lacks a file fails here.
 millpond itself has two wheels: one with the compiled kernels, for x86-64 Linux with glibc 2.28 or newer, and a pure
@@ -23,7 +23,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = (".", *(f"integrations/{name}" for name in "langchain llama-index qdrant milvus lancedb pgvector".split()))
+_INTEGRATIONS = ("langchain", "llama-index", "haystack", "qdrant", "milvus", "lancedb", "pgvector", "chroma")
+FOLDERS = (".", *(f"integrations/{name}" for name in _INTEGRATIONS))
 PACKAGES = {  # distribution: folders that its wheel consists of
     "millpond": ("millpond",),
     "langchain-millpond": ("langchain_millpond",),
@@ -33,7 +34,10 @@ PACKAGES = {  # distribution: folders that its wheel consists of
         "llama_index/retrievers/millpond",
         "llama_index/sparse_embeddings/millpond",
     ),
-    **{f"millpond-{name}": (f"millpond_{name}",) for name in ("qdrant", "milvus", "lancedb", "pgvector")},
+    "millpond-haystack": tuple(
+        f"haystack_integrations/components/{kind}/millpond" for kind in ("embedders", "rankers", "retrievers")
+    ),
+    **{f"millpond-{name}": (f"millpond_{name}",) for name in ("qdrant", "milvus", "lancedb", "pgvector", "chroma")},
 }
 GLIBC = (2, 28)
 PLATFORM = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_x86_64"

@@ -1,8 +1,8 @@
 """Installs the wheels of a folder as a user would, and uses them: ``python -m release.installs dist --work FOLDER``.
 
-One environment has millpond alone. Each of the six other packages, and each combination below, is an environment of its
-own on top of that one, so no package can use what another one brought; that with everything has nothing below it, and
-is the only one with torch. No compiler is in ``PATH``,
+One environment has millpond alone. Each of the eight other packages, and each combination below, is an environment of
+its own on top of that one, so no package can use what another one brought; that with everything has nothing below it,
+and is the only one with torch. No compiler is in ``PATH``,
 the working directory is outside the repository, and nothing of the user's home is seen. In each environment pip must
 find no conflict, every module of the package must import, and the packages that are not installed must not be needed.
 Those of millpond alone, and with LangChain's adapter, may not be larger than ``LIMITS`` says.
@@ -33,11 +33,12 @@ from release.contents import projects
 from release.distributions import PACKAGES, ROOT
 
 ADAPTERS = tuple(name for name in PACKAGES if name != "millpond")
+FRAMEWORKS = ("langchain-millpond", "llama-index-millpond", "millpond-haystack")  # the others have sinks
 # What pip is asked to install on top of millpond, by the name of the environment.
 COMBINATIONS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in ADAPTERS},
-    "frameworks": ("langchain-millpond", "llama-index-millpond"),
-    "databases": ("millpond-qdrant", "millpond-milvus", "millpond-lancedb", "millpond-pgvector"),
+    "frameworks": FRAMEWORKS,
+    "databases": tuple(name for name in ADAPTERS if name not in FRAMEWORKS),
     "server": ("millpond[server]",),
     "demo": ("millpond[demo]",),
     "all": ("millpond[chunking,demo,otel,parquet,report,server,torch,zstd]", *ADAPTERS),
@@ -183,7 +184,7 @@ def problems_of(environment: Environment, installed: Sequence[str], found: dict[
         yield "importing the packages imports torch"
     if not found["typed"]:
         yield "py.typed is missing"
-    sinks = sorted(name.removeprefix("millpond-") for name in installed if name not in ("millpond", *ADAPTERS[:2]))
+    sinks = sorted(name.removeprefix("millpond-") for name in installed if name not in ("millpond", *FRAMEWORKS))
     if found["sinks"] != sinks:
         yield f"its sinks are {found['sinks']}, not {sinks}"
     if str(ROOT) in found["where"]:
@@ -208,7 +209,7 @@ def _has_avx2() -> bool:
 
 
 def installed_by(names: Sequence[str]) -> list[str]:
-    """Which of the seven packages a command for pip installs."""
+    """Which of the nine packages a command for pip installs."""
     extras = {"demo": ["millpond-qdrant", "millpond-milvus"]}
     brought = [
         name for line in names for extra in re.findall(r"\w+", line.partition("[")[2]) for name in extras.get(extra, [])
@@ -304,7 +305,10 @@ def check(dist: Path, work: Path, names: Sequence[str]) -> list[str]:
     torch = re.search(r"^torch==.*$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     assert torch is not None
     version = projects()["millpond"]["version"]
-    install = ("install", "--quiet", "--find-links", dist.resolve(), "--constraint", ROOT / "constraints.txt")
+    # The libraries of doors have their versions beside the tests of doors.
+    versions = (ROOT / "constraints.txt", ROOT / "tests" / "doors" / "requirements.txt")
+    constraints = (word for path in versions for word in ("--constraint", path))
+    install = ("install", "--quiet", "--find-links", dist.resolve(), *constraints)
     found: list[str] = []
 
     def note(name: str, began: float, problems: list[str], detail: str = "") -> None:

@@ -16,7 +16,7 @@ from mkdocs.structure.pages import Page
 log = logging.getLogger("mkdocs.hooks.site")  # below mkdocs' own logger, so that --strict counts warnings
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("langchain", "llama-index", "qdrant", "milvus", "lancedb", "pgvector")
+PACKAGES = ("langchain", "llama-index", "haystack", "qdrant", "milvus", "lancedb", "pgvector", "chroma")
 # Pages that are files of the repository outside docs/.
 OUTSIDE = {
     **{f"integrations/{name}.md": f"integrations/{name}/README.md" for name in PACKAGES},

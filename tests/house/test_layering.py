@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ADAPTERS = ("langchain", "llama-index", "qdrant", "milvus", "lancedb", "pgvector")
+ADAPTERS = ("langchain", "llama-index", "haystack", "qdrant", "milvus", "lancedb", "pgvector", "chroma")
 CONTRACTS = {
     contract["id"]: contract
     for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]

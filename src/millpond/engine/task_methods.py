@@ -311,6 +311,7 @@ class TaskMethods(ABC):
         *,
         top_n: int | None = None,
         method: ScoreMethod = "auto",
+        activation: bool | Activation | None = None,
         instruction: str | None = None,
         truncate: Truncate = "auto",
         show_progress: bool = False,
@@ -325,6 +326,8 @@ class TaskMethods(ABC):
                 a late-interaction checkpoint and for an embedder, whose token states are compared. Here alone it
                 differs from :meth:`score`: the cosine of an embedder's vectors would sort documents as the search that
                 found them did. ``"cosine"`` compares the vectors, ``"maxsim"`` the token vectors of the two texts.
+            activation: Of a cross-encoder only: ``False`` gives raw logits; or ``"identity"``, ``"sigmoid"``,
+                ``"softmax"``; by default the checkpoint's own.
             instruction: Fills an LLM reranker's template slot, nothing else.
             truncate: ``"end"`` or ``"start"`` cuts that end of over-long texts, never special tokens or a template's
                 suffix; ``"error"`` refuses them.
@@ -335,7 +338,7 @@ class TaskMethods(ABC):
             ``method`` says what the scores are.
         """
         pairs = rerank_pairs(query, documents, top_n)
-        params = PoolingParams(instruction=instruction, truncate=truncate)
+        params = PoolingParams(activation=activation, instruction=instruction, truncate=truncate)
 
         def finish(scored: ScoreOutput) -> RerankOutput:
             texts = [pair.document for pair in pairs]

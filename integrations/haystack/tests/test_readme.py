@@ -1,0 +1,20 @@
+"""The README's Python blocks run, as one program, in an empty folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.readme import run_readme
+
+pytestmark = pytest.mark.door
+
+
+def test_readme(
+    minilm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    count, shown, scope = run_readme(__file__, {"sentence-transformers/all-MiniLM-L6-v2": minilm}, capsys)
+    assert count == 2 and len(shown) == 2
+    best = scope["answer"]["ranker"]["documents"][0]
+    assert shown[0] == f"{best.score:.3f} Bread rises because of yeast." and shown[1] == "bread"
