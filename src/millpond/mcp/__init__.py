@@ -1,0 +1,1 @@
+"""Search for agents, by the Model Context Protocol."""
