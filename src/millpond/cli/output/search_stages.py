@@ -14,6 +14,12 @@ from millpond.search.stages import Answer, SearchStages, StagePlan
 from millpond.support.filters import no_match
 from millpond.values.fingerprint import stored_name
 
+RERANK = (
+    "Score what is found again: by a cross-encoder, an LLM reranker or a ColBERT checkpoint, or, as 'self', by the "
+    "token vectors of the collection's model."
+)
+"""What --rerank is, for a command's help."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageOptions(StagePlan):
@@ -34,8 +40,7 @@ class StageOptions(StagePlan):
     )
     rerank: str | None = option(
         None,
-        "Score what is found again: by a cross-encoder, an LLM reranker or a ColBERT checkpoint, or, as 'self', by the "
-        "token vectors of the collection's model.",
+        RERANK,
         "MODEL",
     )
     candidates: int | None = option(
