@@ -95,6 +95,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
+        bound.listen(128)  # before a client is told of it
     except OSError as error:
         bound.close()
         raise InvalidRequestError(

@@ -47,11 +47,10 @@ def create_server(service: SearchService, *, budget: int, writable: bool, log_le
     server: MCPServer[Any] = MCPServer(
         "millpond", title="millpond search", version=__version__, instructions=_instructions(service), log_level=level
     )
-    for tool in (_search(service, budget), _get(service, budget), _explain(service)):
-        server.add_tool(tool, annotations=_READS, structured_output=True)
-    if writable:
-        for tool in (_add(service), _delete(service)):
-            server.add_tool(tool, annotations=_WRITES, structured_output=True)
+    reads: list[Callable[..., Any]] = [_search(service, budget), _get(service, budget), _explain(service)]
+    writes: list[Callable[..., Any]] = [_add(service), _delete(service)] if writable else []
+    for tool in (*reads, *writes):
+        server.add_tool(tool, annotations=_READS if tool in reads else _WRITES, structured_output=True)
     return server
 
 

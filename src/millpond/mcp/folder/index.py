@@ -176,7 +176,7 @@ class FolderIndex:
     def size(self) -> tuple[int, int]:
         """Files and units."""
         with self.store.reading() as snapshot:
-            return len(self.store.files()), len(snapshot.rows())
+            return snapshot.sizes()
 
 
 def metadata_of(unit: StoredUnit) -> dict[str, Any]:

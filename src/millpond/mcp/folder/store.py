@@ -168,6 +168,13 @@ class Snapshot:
         token, changes = self._connection.execute("SELECT token, changes FROM state").fetchone()
         return str(token), int(changes)
 
+    def sizes(self) -> tuple[int, int]:
+        """Files and units."""
+        files, units = self._connection.execute(
+            "SELECT (SELECT count(*) FROM files), (SELECT count(*) FROM units)"
+        ).fetchone()
+        return int(files), int(units)
+
     def rows(self) -> npt.NDArray[np.int64]:
         """The rows of all units, ascending."""
         return np.fromiter((row for (row,) in self._connection.execute("SELECT id FROM units ORDER BY id")), np.int64)
