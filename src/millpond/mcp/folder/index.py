@@ -70,15 +70,20 @@ class FolderIndex:
         """Bring the index up to date with the folder: what is changed, new and deleted since the last time."""
         if not self.root.is_dir():  # an unmounted disk is no folder of deleted files
             raise InvalidRequestError(f"the folder {str(self.root)!r} is not there; start again where it is")
-        listing, stored = list_files(self.root), self.store.files()
+        state, listing, stored = self._state(), list_files(self.root), self.store.files()
         if _changed(listing, stored) or stored.keys() - listing.files.keys():
-            with self._lock.held(threading.TIMEOUT_MAX):  # another process may have done it meanwhile
-                listing, stored = list_files(self.root), self.store.files()
+            with self._lock.held(threading.TIMEOUT_MAX):
+                if self._state() != state:  # another process has done it meanwhile, or more
+                    listing, stored = list_files(self.root), self.store.files()
                 self._update(listing, stored)
                 stored = self.store.files()
         skipped = listing.skipped.copy()
         skipped.update(file.skipped for file in stored.values() if file.skipped is not None)
         self.skipped = skipped
+
+    def _state(self) -> tuple[str, int]:
+        with self.store.reading() as snapshot:
+            return snapshot.state()
 
     def _update(self, listing: Listing, stored: Mapping[str, StoredFile]) -> None:
         changed = _changed(listing, stored)
