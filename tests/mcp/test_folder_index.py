@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,6 +211,26 @@ def mutate(root: Path, chance: random.Random) -> None:
             chance.choice(others).unlink()
         else:
             chance.choice(others).rename(path)
+
+
+def test_an_update_that_is_stopped_goes_on_in_another_process(root: Path, make: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("millpond.mcp.folder.index._BATCH_FILES", 1)
+    for number in range(9):
+        (root / f"{number}.txt").write_text(f"words of {number}")
+    index = make()
+    write, written = index.store.write, list[str]()
+
+    def write_and_stop(files: Any) -> None:
+        write(files)
+        written.extend(files)
+        index.stop()
+
+    monkeypatch.setattr(index.store, "write", write_and_stop)
+    index.update()
+    assert len(written) == 1 and {row[0] for row in stored(index)} == set(written)
+    other = make()
+    other.update()
+    assert [row[:6] for row in stored(other)] == expected(root)
 
 
 def test_ranks_are_fused():

@@ -65,6 +65,7 @@ class FolderIndex:
         self._lock = WriteLock(store.path.with_suffix(".lock"))
         self._table = VectorTable()
         self._searching = threading.Lock()
+        self._stopped = False
 
     def update(self) -> None:
         """Bring the index up to date with the folder: what is changed, new and deleted since the last time."""
@@ -81,6 +82,10 @@ class FolderIndex:
         skipped.update(file.skipped for file in stored.values() if file.skipped is not None)
         self.skipped = skipped
 
+    def stop(self) -> None:
+        """End an update after the batch of files that it is at; the next process goes on from there."""
+        self._stopped = True
+
     def _state(self) -> tuple[str, int]:
         with self.store.reading() as snapshot:
             return snapshot.state()
@@ -90,6 +95,8 @@ class FolderIndex:
         self.done, self.total = 0, len(changed)
         gone = stored.keys() - listing.files.keys()
         for batch in _batches(self._contents(changed, gone), self._count):
+            if self._stopped:
+                return
             same = {path: new for path, new in batch.items() if path in stored and stored[path].digest == new.digest}
             if same:
                 self.store.touch(same)

@@ -112,6 +112,8 @@ class FolderTarget(Target):
 
     def close(self) -> None:
         """Stop after the batch of files that is being read."""
+        if self._index is not None:
+            self._index.stop()
         self._updates.shutdown(wait=False, cancel_futures=True)
 
     def _current(self) -> FolderIndex:
