@@ -85,7 +85,7 @@ class IgnoreStack:
 
     def ignores(self, path: str, *, is_folder: bool) -> bool:
         """Whether git ignores a path whose folder it does not ignore."""
-        if os.path.basename(path) == _GIT:
+        if path.endswith(_GIT) and os.path.basename(path) == _GIT:
             return True
         for folder, rules in reversed(self.levels):
             below = path[len(folder.rstrip(os.sep)) + 1 :].replace(os.sep, "/")

@@ -18,7 +18,7 @@ from millpond.late_interaction.plaid.storage.lock import WriteLock
 from millpond.mcp.folder.store import NewUnit, Snapshot, StoredFile, StoredUnit, UnitStore
 from millpond.mcp.folder.vectors import VectorTable
 from millpond.mcp.folder.walk import Content, Listing, list_files, read_file
-from millpond.mcp.folder.words import expression
+from millpond.mcp.folder.words import expression, words_of_name
 from millpond.mcp.units.split import language_of, split
 from millpond.mcp.units.unit import Unit
 from millpond.support.filters import check_filter, matches_filter
@@ -66,18 +66,21 @@ class FolderIndex:
         self._table = VectorTable()
         self._searching = threading.Lock()
         self._stopped = False
+        self._files: tuple[dict[str, StoredFile], tuple[str, int]] = {}, ("", -1)
 
     def update(self) -> None:
         """Bring the index up to date with the folder: what is changed, new and deleted since the last time."""
         if not self.root.is_dir():  # an unmounted disk is no folder of deleted files
             raise InvalidRequestError(f"the folder {str(self.root)!r} is not there; start again where it is")
-        state, listing, stored = self._state(), list_files(self.root), self.store.files()
+        stored, before = self._stored()
+        listing = list_files(self.root)
         if _changed(listing, stored) or stored.keys() - listing.files.keys():
             with self._lock.held(threading.TIMEOUT_MAX):
-                if self._state() != state:  # another process has done it meanwhile, or more
-                    listing, stored = list_files(self.root), self.store.files()
+                stored, state = self._stored()
+                if state != before:  # another process has done it meanwhile, or more
+                    listing = list_files(self.root)
                 self._update(listing, stored)
-                stored = self.store.files()
+            stored, _ = self._stored()
         skipped = listing.skipped.copy()
         skipped.update(file.skipped for file in stored.values() if file.skipped is not None)
         self.skipped = skipped
@@ -86,9 +89,13 @@ class FolderIndex:
         """End an update after the batch of files that it is at; the next process goes on from there."""
         self._stopped = True
 
-    def _state(self) -> tuple[str, int]:
+    def _stored(self) -> tuple[dict[str, StoredFile], tuple[str, int]]:
+        """The files that were read, which are read again only after a change, and the state that they are of."""
         with self.store.reading() as snapshot:
-            return snapshot.state()
+            state = snapshot.state()
+            if state != self._files[1]:
+                self._files = snapshot.files(), state
+        return self._files
 
     def _update(self, listing: Listing, stored: Mapping[str, StoredFile]) -> None:
         changed = _changed(listing, stored)
@@ -206,8 +213,8 @@ def metadata_of(unit: StoredUnit) -> dict[str, Any]:
 
 
 def embedded_text(path: str, unit: Unit) -> str:
-    """What the model reads of a unit: where it is, what it is, and its text."""
-    return "\n".join(each for each in (f"{path} {unit.name}".rstrip(), unit.head, unit.text) if each)
+    """What the model reads of a unit: the words of its name, where it is, and its text."""
+    return "\n".join(each for each in (" ".join(words_of_name(unit.name)), path, unit.head, unit.text) if each)
 
 
 def fuse(rankings: Sequence[Sequence[int]]) -> dict[int, float]:

@@ -95,12 +95,6 @@ class UnitStore:
         """The file's path."""
         return self._file.path
 
-    def files(self) -> dict[str, StoredFile]:
-        """All files that were read."""
-        with self._file.connection() as connection:
-            rows = connection.execute("SELECT path, stamp, read, digest, skipped FROM files").fetchall()
-        return {path: StoredFile(*rest) for path, *rest in rows}
-
     def vectors(self, digests: Sequence[bytes]) -> dict[bytes, FloatArray]:
         """The vectors of texts that are stored, in whatever file."""
         found: dict[bytes, FloatArray] = {}
@@ -124,7 +118,7 @@ class UnitStore:
 
     def touch(self, files: Mapping[str, Content]) -> None:
         """Note that these files were read again and are the same."""
-        with self._file.transaction() as connection:
+        with self._change() as connection:
             connection.executemany(
                 "UPDATE files SET stamp = ?, read = ? WHERE path = ?",
                 [(content.stamp.text, content.read, path) for path, content in files.items()],
@@ -174,6 +168,11 @@ class Snapshot:
             "SELECT (SELECT count(*) FROM files), (SELECT count(*) FROM units)"
         ).fetchone()
         return int(files), int(units)
+
+    def files(self) -> dict[str, StoredFile]:
+        """All files that were read."""
+        rows = self._connection.execute("SELECT path, stamp, read, digest, skipped FROM files")
+        return {path: StoredFile(*rest) for path, *rest in rows}
 
     def rows(self) -> npt.NDArray[np.int64]:
         """The rows of all units, ascending."""

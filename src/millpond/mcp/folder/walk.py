@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 from millpond.mcp.folder.ignore import IgnoreStack
 
@@ -22,8 +23,7 @@ _BOM = b"\xef\xbb\xbf"
 _TICK = 2_000_000_000
 
 
-@dataclass(frozen=True)
-class Stamp:
+class Stamp(NamedTuple):
     """What a file's entry says: with another one the file may have changed."""
 
     text: str  # size, times and inode
@@ -32,8 +32,8 @@ class Stamp:
     @classmethod
     def of(cls, status: os.stat_result) -> Stamp:
         """The stamp of an entry."""
-        parts = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-        return cls(":".join(map(str, parts)), max(status.st_mtime_ns, status.st_ctime_ns))
+        modified, changed = status.st_mtime_ns, status.st_ctime_ns
+        return cls(f"{status.st_size}:{modified}:{changed}:{status.st_ino}", max(modified, changed))
 
     def proves(self, text: str, read: int) -> bool:
         """Whether a file of this stamp is as it was when it was read, at that time, with the stamp ``text``."""
@@ -62,6 +62,7 @@ class Content:
 def list_files(root: Path) -> Listing:
     """All that is to be read below a folder. Links are not followed: what they lead to is read itself, or outside."""
     listing = Listing()
+    prefix = len(str(root).rstrip(os.sep)) + 1
     pending = [(str(root), IgnoreStack.above(root))]
     while pending:
         folder, above = pending.pop()
@@ -79,17 +80,17 @@ def list_files(root: Path) -> Listing:
             elif is_folder:
                 pending.append((entry.path, stack))
             else:
-                _take(entry, root, listing)
+                _take(entry, prefix, listing)
     return listing
 
 
-def _take(entry: os.DirEntry[str], root: Path, listing: Listing) -> None:
+def _take(entry: os.DirEntry[str], prefix: int, listing: Listing) -> None:
     try:
         status = entry.stat(follow_symlinks=False)
     except OSError:
         listing.skipped[UNREADABLE] += 1
         return
-    name = entry.path[len(str(root).rstrip(os.sep)) + 1 :].replace(os.sep, "/")
+    name = entry.path[prefix:].replace(os.sep, "/")
     if stat.S_ISLNK(status.st_mode):
         listing.skipped[LINK] += 1
     elif not stat.S_ISREG(status.st_mode):

@@ -23,6 +23,11 @@ def words(text: str) -> list[str]:
     return found
 
 
+def words_of_name(name: str) -> list[str]:
+    """The words that a name is made of."""
+    return [part.lower() for part in _PART.findall(name)]
+
+
 def expression(question: str) -> str | None:
     """A question for SQLite's full-text search: any of its words; ``None`` if it has none."""
     distinct = sorted(dict.fromkeys(words(question)), key=len, reverse=True)[:_MOST]
