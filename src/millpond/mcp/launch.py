@@ -1,4 +1,8 @@
-"""Starting the server: the models load in a thread while the protocol's library is imported."""
+"""Starting the server: the models load in a thread while the client and the server greet each other.
+
+Not while the protocol's library is imported, which takes longer: both are imports of Python modules, one at a time, and
+together they take as long as one after the other; so the greeting is answered half a second earlier.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,9 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 def serve_stdio(words: Sequence[str], options: TargetOptions, *, budget: int, log_level: str) -> None:
     """Serve over standard input and output until the client closes them."""
     service = SearchService(words, options)
-    service.start()
     from millpond.mcp.server import create_server
 
+    service.start()
     try:
         server = create_server(service, budget=budget, writable=options.writable, log_level=log_level)
         server.run("stdio")
@@ -63,12 +67,12 @@ def serve_http(
             host,
         )
     service = SearchService(words, options)
-    service.start()
     try:
         import uvicorn
 
         from millpond.mcp.server import create_server
 
+        service.start()
         server = create_server(service, budget=budget, writable=options.writable, log_level=log_level)
         app = _Keyed(server.streamable_http_app(host=host), keys)
         service.wait()  # a model that is not there is a mistake in the command
