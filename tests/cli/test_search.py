@@ -17,9 +17,9 @@ from tests.tiny import write_checkpoint
 from tests.tiny.heads import write_cross_encoder, write_splade, write_stanford
 
 from millpond import Engine
-from millpond.cli.arguments.stored_model import describe_stored
 from millpond.errors import ModelLoadError
 from millpond.ingest import Chunking, Hit, Record, ingest, open_sink
+from millpond.search.stored_model import describe_stored
 from millpond.values.fingerprint import ModelIdentity
 
 pytest.importorskip("millpond_qdrant")

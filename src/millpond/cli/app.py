@@ -26,6 +26,7 @@ from millpond.cli.commands.env import env
 from millpond.cli.commands.explain import explain
 from millpond.cli.commands.index import app as index
 from millpond.cli.commands.ingest import ingest
+from millpond.cli.commands.mcp import mcp
 from millpond.cli.commands.models import models
 from millpond.cli.commands.rerank import rerank
 from millpond.cli.commands.search import search
@@ -54,7 +55,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # keep Python's own traceback, which shows no values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, embed, rerank, explain, ingest, search, advise, models, convert, env):
+for command in (demo, embed, rerank, explain, ingest, search, mcp, advise, models, convert, env):
     app.command(cls=Command)(command)
 app.command(cls=ServeCommand)(serve)
 app.add_typer(collections)

@@ -19,7 +19,7 @@ from millpond.errors import MillpondError
 from millpond.server.api import ROUTERS, openapi
 from millpond.server.api.openapi import ErrorAnswer
 from millpond.server.errors import answer_error
-from millpond.server.middleware import ApiKeys, RequestMiddleware
+from millpond.server.middleware import RequestMiddleware, RouteKeys
 from millpond.server.requests.body_budget import BodyBudget
 from millpond.server.requests.prepare_executor import PrepareExecutor
 from millpond.server.requests.response_budget import ResponseBudget
@@ -73,7 +73,7 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
     app.state.body_budget = BodyBudget(config.max_body_bytes)
     app.state.response_budget = ResponseBudget(config.max_response_bytes)
     app.state.tracing = tracing_of(config.otlp_traces_endpoint, os.environ)
-    app.openapi = openapi.describe(app, key_required=ApiKeys(config.api_keys).required)  # type: ignore[method-assign]  # as FastAPI documents
+    app.openapi = openapi.describe(app, key_required=RouteKeys(config.api_keys).required)  # type: ignore[method-assign]  # as FastAPI documents
     for error in (MillpondError, HTTPException, RequestValidationError):
         app.add_exception_handler(error, answer_error)
     _add_middleware(app, config)

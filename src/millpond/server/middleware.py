@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import re
 import time
 import uuid
@@ -22,6 +20,7 @@ from millpond.server.settings.config import ServerConfig
 from millpond.server.state import Drain
 from millpond.server.telemetry import logs
 from millpond.server.telemetry.scope import StatusObserver, route_path
+from millpond.support.api_keys import ApiKeys
 
 # Nothing here needs protection; orchestrators and browsers send no key.
 _OPEN = frozenset(
@@ -34,35 +33,16 @@ _MAX_ID_LENGTH = 128
 _CLOSED = "the handler is closed"
 
 
-class ApiKeys:
-    """The API keys of a server."""
-
-    def __init__(self, keys: tuple[str, ...]) -> None:
-        # Digests have one length, so that the time of a comparison does not reveal a key's.
-        self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+class RouteKeys(ApiKeys):
+    """The API keys of the server, and the routes that need none."""
 
     def required(self, method: str, path: str) -> bool:
         """Whether a request needs a key."""
-        if not self._digests:
+        if not self:
             return False
         if method not in ("GET", "HEAD"):  # POST / is TEI's and runs a model
             return path != "/ping"
         return path not in _OPEN and not path.startswith(_OPEN_FOLDERS)
-
-    def accept(self, authorizations: Sequence[str]) -> bool:
-        """Whether there is one Authorization header and it holds a key.
-
-        Every key is compared, so that the time is constant. RFC 9110, section 11.4: the scheme, one or more spaces,
-        the key. A tab may only stand around the whole value.
-        """
-        if len(authorizations) != 1:
-            return False
-        scheme, _, token = authorizations[0].strip(" \t").partition(" ")
-        digest = hashlib.sha256(token.lstrip(" ").encode("latin-1")).digest()
-        matched = False
-        for known in self._digests:
-            matched |= hmac.compare_digest(known, digest)
-        return matched and scheme.lower() == "bearer"
 
 
 class RequestMiddleware:
@@ -79,7 +59,7 @@ class RequestMiddleware:
         self._config = config
         self._drain = drain
         self._budgets = budgets
-        self._keys = ApiKeys(config.api_keys)
+        self._keys = RouteKeys(config.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""

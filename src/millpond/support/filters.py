@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -130,6 +131,12 @@ def matches_filter(metadata: Mapping[str, Any], conditions: Mapping[str, Conditi
         if not any(_meets(value, condition) for value in (stored if isinstance(stored, list) else [stored])):
             return False
     return True
+
+
+def no_match(filter: Mapping[str, Any]) -> str:
+    """Why a search with a filter found nothing."""
+    shown = json.dumps(filter, ensure_ascii=False)
+    return f"no record matches the filter {shown}; a number in quotes is a str, and matches no number"
 
 
 def time_of(text: str) -> datetime | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -79,9 +79,3 @@ def _value(text: str) -> Any:
 
 def _refused(words: str) -> typer.BadParameter:
     return typer.BadParameter(words, param_hint="--filter")
-
-
-def no_match(filter: Mapping[str, Any]) -> str:
-    """Why a search with a filter found nothing."""
-    shown = json.dumps(filter, ensure_ascii=False)
-    return f"no record matches the filter {shown}; a number in quotes is a str, and matches no number"

@@ -16,6 +16,7 @@ from millpond.cli.arguments.options import option
 from millpond.cli.arguments.settings import engine_settings, read_setting, sink_settings
 from millpond.errors import CacheError, InvalidRequestError
 from millpond.ingest.record import Record, Rejected
+from millpond.search.stored_model import placement
 from millpond.values.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class EngineOptions:
     @property
     def placement(self) -> dict[str, Any]:
         """The arguments that a second model shares."""
-        return {name: value for name, value in self.settings.items() if name in ("device", "dtype")}
+        return placement(self.settings)
 
     def describe(self, model: str) -> ModelSpec:
         """What the engine would be; its weights are not loaded."""

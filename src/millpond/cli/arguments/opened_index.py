@@ -8,24 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millpond.cli.arguments.groups import EngineOptions
-from millpond.cli.arguments.stored_model import describe_named, describe_stored
 from millpond.errors import InvalidRequestError
+from millpond.search.stored_model import check_tokens, describe_index
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
     from millpond.late_interaction import PlaidIndex
-    from millpond.values.spec import ModelSpec
 
 
 def token_engine(model: str, options: EngineOptions) -> Engine:
     """An engine that has token vectors; a model without them is refused before its weights are loaded."""
-    _check_tokens(options.describe(model), model)
+    check_tokens(options.describe(model), model)
     return options.load(model)
-
-
-def _check_tokens(spec: ModelSpec, model: str) -> None:
-    if "token_embed" not in spec.tasks:
-        raise InvalidRequestError(f"model={model!r} has no token vectors; name an embedder or a ColBERT checkpoint")
 
 
 def stored_index(index: Path) -> PlaidIndex:
@@ -55,14 +49,6 @@ def reopened_index(index: Path, model: str | None, options: EngineOptions) -> It
 
     with stored_index(index) as stored:
         identity = stored.model
-    if identity is None:
-        if model is None:
-            raise InvalidRequestError(f"the index at {str(index)!r} names no model; name one with --model")
-        found = describe_named(model, options.settings)
-    else:
-        found = describe_stored(identity, model, options.settings, owner="The index", option="--model")
-    _check_tokens(found.spec, model or found.spec.name)
-    if identity is not None:
-        identity.check(found.spec, owner=f"index {index}", another="build another index")
+    found = describe_index(identity, model, options.settings, path=index)
     with Engine(found.spec.name, **found.settings) as engine, PlaidIndex(index, engine) as opened:
         yield opened

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.filters import Filter, no_match, read_filter
+from millpond.cli.arguments.filters import Filter, read_filter
 from millpond.cli.arguments.flags import Command, Group
 from millpond.cli.arguments.groups import EngineOptions, RecordOptions, grouped
 from millpond.cli.arguments.opened_index import opened_index, reopened_index, stored_index
@@ -24,6 +24,7 @@ from millpond.cli.arguments.written import output_problem
 from millpond.errors import MillpondError
 from millpond.ingest.sources.pipe import check_standard_input
 from millpond.late_interaction.codecs.names import PlaidCodec
+from millpond.support.filters import no_match
 
 if TYPE_CHECKING:
     from millpond.ingest import Record, Rejected

@@ -14,9 +14,10 @@ import typer
 from millpond.cli.arguments import options
 from millpond.cli.arguments.filters import Filter, read_filter
 from millpond.cli.arguments.groups import EngineOptions, SinkOptions, TextOptions, grouped
-from millpond.cli.output.search_stages import SearchStages, StageOptions
+from millpond.cli.output.search_stages import StageOptions, title_of, why_none
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
+from millpond.search.stages import SearchStages
 from millpond.support.blank import is_blank
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ def search(
     asked = source.questions(words)
     widths = options.read_widths(collection.dimensions)
 
+    from millpond.engine.engine import Engine
     from millpond.ingest.sinks.collection import CollectionSink
     from millpond.ingest.sinks.database import open_sink
 
@@ -87,7 +89,13 @@ def search(
         sink = stack.enter_context(closing(open_sink(url, dimensions=widths, must_exist=True, **collection.settings)))
         if not isinstance(sink, CollectionSink):
             raise InvalidRequestError(f"{url.partition(':')[0]!r} only writes; it cannot be searched")
-        opened = SearchStages.open(stack, sink, options=stages, engine_options=engine, filter=conditions)
+        opened = SearchStages.open(
+            sink,
+            plan=stages,
+            settings=engine.settings,
+            load=lambda model: stack.enter_context(Engine(model.spec.name, **model.settings)),
+            filter=conditions,
+        )
         failed = _answer_all(opened, asked, jsonl=format == "jsonl")
     if failed:
         raise typer.Exit(1)
@@ -120,10 +128,12 @@ def _answer_all(stages: SearchStages, questions: Iterable[Record | Rejected], *,
             logger.error("question %s: %s", question.id, error)
             continue
         answered += 1
+        if not answer.hits:
+            logger.warning("%s", why_none(stages, answer))
         if jsonl:
             print_json(answer)
         else:
-            title = f"{len(answer.hits)} records {stages.title}, {1000 * answer.seconds:.0f} ms"
+            title = f"{len(answer.hits)} records {title_of(stages)}, {1000 * answer.seconds:.0f} ms"
             print_answer(
                 answer, title=title if single else f"{answer.query}\n{title}", chunked=chunked, console=console
             )

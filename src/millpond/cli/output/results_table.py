@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from millpond.ingest.sinks.search import Hit
-
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from millpond.search.stages import Answer
     from millpond.values.spec import ModelSpec
 
 _ID_WIDTH = 28
@@ -40,26 +39,6 @@ class Row:
     id: str
     text: str
     detail: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankedHit:
-    """A hit of the last stage."""
-
-    hit: Hit  # what the database found, with the score of the search
-    score: float  # the score by which it is ranked: the reranker's, or that of the search
-    retrieval_rank: int  # its rank in the search, from 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The hits of one question."""
-
-    query_id: str  # id of the question: its number, or that of a file
-    query: str
-    hits: Sequence[RankedHit]  # best first
-    reranked: bool  # whether there was a second stage
-    seconds: float  # time of all stages
 
 
 def score_name(spec: ModelSpec, method: str) -> str:

@@ -54,6 +54,33 @@ def describe_stored(
         raise
 
 
+def describe_index(
+    identity: ModelIdentity | None, name: str | None, settings: Mapping[str, Any], *, path: object
+) -> DescribedModel:
+    """The model of a late-interaction index in a folder, checked against the one that built it."""
+    if identity is None:
+        if name is None:
+            raise InvalidRequestError(f"the index at {str(path)!r} names no model; name one with --model")
+        found = describe_named(name, settings)
+    else:
+        found = describe_stored(identity, name, settings, owner="The index", option="--model")
+    check_tokens(found.spec, name or found.spec.name)
+    if identity is not None:
+        identity.check(found.spec, owner=f"index {path}", another="build another index")
+    return found
+
+
+def check_tokens(spec: ModelSpec, model: str) -> None:
+    """Refuse a model without token vectors, before its weights are loaded."""
+    if "token_embed" not in spec.tasks:
+        raise InvalidRequestError(f"model={model!r} has no token vectors; name an embedder or a ColBERT checkpoint")
+
+
+def placement(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an engine that a second model shares."""
+    return {name: value for name, value in settings.items() if name in ("device", "dtype")}
+
+
 def _as_then(identity: ModelIdentity, name: str, settings: Mapping[str, Any]) -> DescribedModel:
     """The model of a name with the stored settings that the command does not name."""
     model = describe_named(name, settings)

@@ -1,0 +1,1 @@
+"""Targets: what the server searches."""

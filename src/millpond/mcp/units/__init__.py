@@ -1,0 +1,1 @@
+"""Units: the parts of a file that a search finds, with their lines."""
