@@ -1,4 +1,4 @@
-"""Ollama's clients, as they are installed, against a server with the real all-MiniLM-L6-v2: vectors are the engine's."""
+"""Ollama's clients, as installed, against a server with the real all-MiniLM-L6-v2: vectors are the engine's."""
 
 from __future__ import annotations
 
