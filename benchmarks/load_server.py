@@ -26,7 +26,7 @@ def load(
     url: str,
     texts: Annotated[Path, typer.Argument(help="A file with one text per line.")],
     *,
-    api: Literal["embeddings", "rerank", "score", "tei-embed", "tei-rerank"] = "embeddings",
+    api: Literal["embeddings", "ollama", "rerank", "score", "tei-embed", "tei-rerank"] = "embeddings",
     model: Annotated[str | None, typer.Option(help="By default the server's only model.")] = None,
     words: Annotated[int | None, typer.Option(help="Cut every text after N words.", min=1)] = None,
     texts_per_request: Annotated[int, typer.Option("-n")] = 32,

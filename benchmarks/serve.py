@@ -1,6 +1,6 @@
 """The server compared with its own engine and with `vllm serve`: throughput, single texts, overload.
 
-    python benchmarks/serve.py [--smoke] [--only throughput,singles,overload] [--rounds 5] [--duration 6]
+    python benchmarks/serve.py [--smoke] [--only throughput,singles,overload,routes] [--rounds 5] [--duration 6]
                                [--alone] [--texts 1024]
                                [--environments FOLDER] [--python vllm=PATH]
 
@@ -43,6 +43,12 @@ from peers.texts import Texts, Workload
 from record import RESULTS, record
 
 SECTIONS = ("throughput", "singles", "overload")
+ROUTES = "routes"  # a section with a file of its own, asked for by --only
+APIS = {
+    "/v1/embeddings": ("embeddings", "float"),
+    "/api/embed (Ollama)": ("ollama", None),
+    "/embed (TEI)": ("tei-embed", None),
+}
 SIZE = 32  # texts of a request
 CALLERS = (1, 8)  # threads of the engine, connections of a server
 ENCODINGS = ("float", "base64")  # HTTP's default, and what OpenAI's client requests
@@ -200,6 +206,26 @@ class Bench:
             "rows": {name: asyncio.run(self._overloaded(server)) for name, server in self.servers.items()},
         }
 
+    def routes(self) -> dict[str, Any]:
+        """Requests per second of our server by each route for vectors, with 1 and with 32 texts a request."""
+        ways: dict[str, Callable[[], float]] = {}
+        for size, load in ((1, self.shorts), (SIZE, self.docs)):
+            for route, (api, encoding) in APIS.items():
+                target = Target(url=self.servers["millpond"].url, api=api, model=NAME, encoding_format=encoding)
+                plan = LoadPlan(
+                    texts_per_request=size, connections=8, duration=self.duration, warm_up=self.duration / 6
+                )
+                ways[f"{route}, {size}"] = lambda t=target, p=plan, w=load: self._requests(t, p, w)
+        rates = {name: statistics.median(times) for name, times in self.turns(ways).items()}
+        return {
+            "connections": 8,
+            "mean_tokens": {
+                1: round(self.shorts.tokens / len(self.shorts.texts), 1),
+                SIZE: round(self.docs.tokens / len(self.docs.texts), 1),
+            },
+            "requests_per_second": {name: round(rate, 1) for name, rate in rates.items()},
+        }
+
     # Parts of the sections
 
     def _engine(self, do: str, **arguments: Any) -> float:
@@ -217,6 +243,12 @@ class Bench:
         if report.failed:
             raise SystemExit(f"{target.endpoint}: {report.messages}")
         return float(report.as_dict()["texts_per_second"])
+
+    def _requests(self, target: Target, plan: LoadPlan, load: Workload) -> float:
+        report = run(target, plan, load.texts)
+        if report.failed:
+            raise SystemExit(f"{target.endpoint}: {report.messages}")
+        return float(report.as_dict()["requests_per_second"])
 
     def _latency(self, target: Target, plan: LoadPlan) -> dict[str, Any]:
         report = run(target, plan, self.shorts.texts)
@@ -300,8 +332,8 @@ def arguments() -> argparse.Namespace:
         "--torch-args", default=os.environ.get("TORCH_ARGS", ""), help="further arguments of pip when it installs torch"
     )
     options = parser.parse_args()
-    if unknown := set(options.only) - set(SECTIONS):
-        parser.error(f"--only has no {', '.join(sorted(unknown))}; choose of {', '.join(SECTIONS)}")
+    if unknown := set(options.only) - {*SECTIONS, ROUTES}:
+        parser.error(f"--only has no {', '.join(sorted(unknown))}; choose of {', '.join(SECTIONS)}, {ROUTES}")
     vllm = os.environ.get("MILLPOND_VLLM_PYTHON")
     options.python = {**({"vllm": vllm} if vllm else {}), **dict(pair.split("=", 1) for pair in options.python)}
     return options
@@ -314,7 +346,7 @@ def main() -> None:
         folder = Path(name)
         bench = Bench(options, folder, stack)
         results: dict[str, Any] = {
-            section: getattr(bench, section)() for section in SECTIONS if section in options.only
+            section: getattr(bench, section)() for section in (*SECTIONS, ROUTES) if section in options.only
         }
         results |= {
             "mean_cosine_to_engine": bench.equal,
@@ -323,8 +355,11 @@ def main() -> None:
             "environments": bench.environments.versions(),
         }
         print(table(results))
+        target = folder / "results" if options.smoke else RESULTS
+        if options.only == [ROUTES]:
+            record("serve_routes", results, folder=target)
+            show(target)
         if set(options.only) == set(SECTIONS):  # a part would replace the whole file
-            target = folder / "results" if options.smoke else RESULTS
             record("serve", results, folder=target)
             show(target)
 

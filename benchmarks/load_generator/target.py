@@ -41,14 +41,17 @@ APIS: Mapping[str, Api] = {
     ),
     "rerank": Api(path="/rerank", body=lambda query, texts: {"query": query, "documents": list(texts)}, rows="results"),
     "score": Api(path="/score", body=lambda query, texts: {"text_1": query, "text_2": list(texts)}, rows="data"),
+    "ollama": Api(
+        path="/api/embed", body=lambda query, texts: {"input": list(texts)}, rows="embeddings", needs_query=False
+    ),
     # The native routes of text-embeddings-inference; its OpenAI route is `embeddings`.
     "tei-embed": Api(path="/embed", body=lambda query, texts: {"inputs": list(texts)}, rows=None, needs_query=False),
     "tei-rerank": Api(path="/rerank", body=lambda query, texts: {"query": query, "texts": list(texts)}, rows=None),
 }
 
 # The last match in a body is the server's: servers write usage at the end, and quotes within texts are escaped.
-_USAGE = re.compile(rb'"usage"\s*:\s*\{([^{}]*)')
-_TOKENS = re.compile(rb'"(?:prompt_tokens|total_tokens)"\s*:\s*(\d+)')
+_USAGE = re.compile(rb'"usage"\s*:\s*\{([^{}]*)|("prompt_eval_count"\s*:\s*\d+)')  # the second: Ollama's
+_TOKENS = re.compile(rb'"(?:prompt_tokens|total_tokens|prompt_eval_count)"\s*:\s*(\d+)')
 _TAIL = 2048
 
 
@@ -171,7 +174,7 @@ def tokens_of(body: bytes) -> int | None:
     """The token count in the answer's ``usage``, read without parsing the vectors."""
     for part in (body[-_TAIL:], body):
         if usages := _USAGE.findall(part):
-            tokens = _TOKENS.search(usages[-1])
+            tokens = _TOKENS.search(b"".join(usages[-1]))
             return int(tokens[1]) if tokens else None
     return None
 

@@ -240,6 +240,7 @@ OTHERS: dict[str, Callable[[Record], str]] = {
     "load": curves.load_table,
     "memory": curves.memory_table,
     "serve": serving.table,
+    "serve_routes": serving.table,
     "soak": soaking.table,
 }
 

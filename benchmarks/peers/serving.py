@@ -11,7 +11,7 @@ MISSING = "-"
 
 def table(results: Record) -> str:
     """One table for each measured section of the server benchmark."""
-    parts = {"throughput": _throughput, "singles": _singles, "overload": _overload}
+    parts = {"throughput": _throughput, "singles": _singles, "overload": _overload, "routes": _routes}
     blocks = [part(results[name]) for name, part in parts.items() if name in results]
     if results.get("left_out"):
         blocks.append("Left out: " + "; ".join(f"{name} ({why})" for name, why in results["left_out"].items()) + ".")
@@ -45,6 +45,17 @@ def _singles(results: Record) -> str:
         [name, *(f"{row[key]:.2f}" for key in ("p50", "p95", "p99"))] for name, row in results["milliseconds"].items()
     ]
     return _markdown(head, rows)
+
+
+def _routes(results: Record) -> str:
+    rates = results["requests_per_second"]
+    sizes = list(results["mean_tokens"])
+    routes = list(dict.fromkeys(name.rpartition(", ")[0] for name in rates))
+    head = [f"requests/s, {results['connections']} connections"]
+    head += [
+        f"{size} text{'s' if int(size) > 1 else ''} of {results['mean_tokens'][size]:.0f} tokens" for size in sizes
+    ]
+    return _markdown(head, [[route, *(f"{rates[f'{route}, {size}']:,.1f}" for size in sizes)] for route in routes])
 
 
 def _overload(results: Record) -> str:

@@ -21,8 +21,9 @@ _TEXT = """\
 
 Agents, desktop programs, databases and frameworks ask for vectors in ways of their own. The table has the ways that
 lead to millpond; each is tested through the library's own class or client (`make test-doors`), in the version that the
-table names. LangChain and LlamaIndex have [pages](rag.md) of their own, and so have the clients of
-[the server](server.md).
+table names. A row without a library is a product that asks the server itself: the test sends its requests, written
+down from its source, and no such product runs in it. [The lines to paste](databases_that_ask.md) for those; LangChain
+and LlamaIndex have [pages](rag.md) of their own, and so have the clients of [the server](server.md).
 
 {table}
 

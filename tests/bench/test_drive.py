@@ -230,6 +230,7 @@ def test_percentiles_are_those_of_the_samples():
         (b'{"usage":{"total_tokens":3},"data":[' + b"0.25, " * 1000 + b"1]}", 3),
         (b'{"results": [{"text": "\\"usage\\": {\\"total_tokens\\": 9}"}], "usage": {"total_tokens": 4}}', 4),
         (b'{"results": [{"text": "\\"usage\\": {\\"total_tokens\\": 9}"}]}', None),
+        (b'{"embeddings": [[0.5]], "load_duration": 0, "prompt_eval_count": 7}', 7),  # Ollama's
         (b"[[0.5, 0.25]]", None),
     ],
 )

@@ -95,6 +95,12 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"model": "classifier", "inputs": QUERY, "parameters": {"top_k": 2, "function_to_apply": "sigmoid"}},
         {"model": "classifier", "inputs": [["a", "b"], ["c"]], "raw_scores": True},
     ],
+    "/api/embed": [
+        {"model": "embedder", "input": TEXTS, "truncate": True, "keep_alive": "5m", "options": {"num_ctx": 32}},
+        {"model": "prompted:latest", "input": QUERY, "dimensions": 16, "keep_alive": -1, "options": None},
+    ],
+    "/api/embeddings": [{"model": "embedder", "prompt": QUERY, "keep_alive": 300.5, "options": {"temperature": 0}}],
+    "/api/show": [{"model": "embedder", "verbose": True}, {"name": "llm"}],
     "/?model=embedder": [{"inputs": TEXTS}],
     "/?model=cross_encoder": [{"query": QUERY, "texts": TEXTS}],
     "/?model=classifier": [{"inputs": QUERY, "raw_scores": True}],

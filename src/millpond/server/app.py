@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from millpond.errors import MillpondError
-from millpond.server.api import ROUTERS, openapi
+from millpond.server.api import ROUTERS_OF, openapi
 from millpond.server.api.openapi import ErrorAnswer
 from millpond.server.errors import answer_error
 from millpond.server.middleware import RequestMiddleware, RouteKeys
@@ -67,7 +67,8 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
     app.state.indexes = ServedIndexes.load(config.indexes, models)
     app.state.config = config
     app.state.prepare_executor = PrepareExecutor()
-    routes = {route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)}
+    routers = ROUTERS_OF[config.protocol]
+    routes = {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
     app.state.metrics = Metrics(models, paths={*routes, "/docs", "/openapi.json"})
     app.state.drain = Drain()
     app.state.body_budget = BodyBudget(config.max_body_bytes)
@@ -77,7 +78,7 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
     for error in (MillpondError, HTTPException, RequestValidationError):
         app.add_exception_handler(error, answer_error)
     _add_middleware(app, config)
-    for router in ROUTERS:
+    for router in routers:
         app.include_router(router)
     return app
 

@@ -1,7 +1,11 @@
-"""Errors on the wire: OpenAI's error object with vLLM's statuses and messages."""
+"""Errors on the wire: OpenAI's error object with vLLM's statuses and messages.
+
+Clients of Ollama and of Weaviate's containers read ``error`` as a text instead.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -25,6 +29,7 @@ from millpond.errors import (
     MillpondError,
     UnknownModelError,
 )
+from millpond.server.telemetry.scope import route_path
 
 logger = logging.getLogger(__name__)
 
@@ -150,15 +155,30 @@ def error_response(
     return JSONResponse(content, status_code=status, headers=headers)
 
 
+def _plain(request: Request) -> bool:
+    """Whether the client reads ``error`` as a text."""
+    config = getattr(request.scope["app"].state, "config", None) if "app" in request.scope else None
+    return route_path(request.scope).startswith("/api/") or getattr(config, "protocol", "") == "weaviate"
+
+
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
     """The response to a request that failed with ``error``; the message of an unexpected error is not shown."""
+    answer = _answer(request, error)
+    if not _plain(request):
+        return answer
+    headers = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
+    message = json.loads(bytes(answer.body))["error"]["message"]
+    return JSONResponse({"error": message}, status_code=answer.status_code, headers=headers)
+
+
+def _answer(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, RequestError):
         return error_response(error.status, error.type, str(error), param=error.param, headers=error.headers)
     if isinstance(error, HTTPException):  # from the router: unknown path or method
         phrase = HTTPStatus(error.status_code).phrase
         return error_response(error.status_code, phrase, str(error.detail), headers=error.headers)
     if isinstance(error, RequestValidationError):  # of the query, or of a part of the path
-        return await answer_error(request, validation_error(error.errors()))
+        return _answer(request, validation_error(error.errors()))
     status, type = next((status, type) for kind, status, type in _TABLE if isinstance(error, kind))
     message, param, headers = _described(error, request)
     return error_response(status, type, message, param=param, headers=headers)

@@ -13,7 +13,7 @@ from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millpond.server.errors import BodyTooLargeError, ClientGoneError, answer_error, error_response
+from millpond.server.errors import BodyTooLargeError, ClientGoneError, RequestError, answer_error
 from millpond.server.requests.body_budget import LARGEST_DROPPED, BodyBudget
 from millpond.server.requests.response_budget import ResponseBudget
 from millpond.server.settings.config import ServerConfig
@@ -24,7 +24,10 @@ from millpond.support.api_keys import ApiKeys
 
 # Nothing here needs protection; orchestrators and browsers send no key.
 _OPEN = frozenset(
-    "/ /docs /docs/oauth2-redirect /favicon.ico /health /metrics /openapi.json /ping /ready /version".split()
+    (
+        "/ /.well-known/live /.well-known/ready /docs /docs/oauth2-redirect /favicon.ico /health /metrics "
+        "/openapi.json /ping /ready /version"
+    ).split()
 )
 _OPEN_FOLDERS = ("/page/",)
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._:/+=@-]")
@@ -81,7 +84,8 @@ class RequestMiddleware:
             if not self._drain.begun or response.status is not None:
                 raise
             message = "The server is shutting down; retry on another instance"  # the drain timeout has passed
-            answer = error_response(503, "ServiceUnavailableError", message, headers={"Retry-After": "1"})
+            stopping = RequestError(message, status=503, type="ServiceUnavailableError", headers={"Retry-After": "1"})
+            answer = await answer_error(Request(scope), stopping)
             await answer(scope, receive, response)
         except _ConnectionClosedError:
             response.status = ClientGoneError().status
@@ -103,7 +107,7 @@ class RequestMiddleware:
         if key_required and not self._keys.accept(headers.getlist("authorization")):
             problem = "Invalid API key" if "authorization" in headers else "Missing API key"
             message, challenge = f"{problem}; send one as 'Authorization: Bearer KEY'", {"WWW-Authenticate": "Bearer"}
-            return await error_response(401, "Unauthorized", message, headers=challenge)(scope, receive, send)
+            raise RequestError(message, status=401, type="Unauthorized", headers=challenge)
         _check_length(headers, self._config.max_body_bytes)
         await self._app(scope, receive, send)
 

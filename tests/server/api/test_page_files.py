@@ -39,6 +39,20 @@ async def test_every_file_is_sent_as_what_it_is(client: httpx.AsyncClient, name:
     assert head.headers["Content-Length"] == str(len(answer.content))
 
 
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_the_root_is_a_page_for_browsers_and_ollama_for_others(client: httpx.AsyncClient, method: str) -> None:
+    page = await client.request(method, "/", headers=BROWSER)
+    assert page.headers["Content-Type"].startswith("text/html")
+    for accepted in ("*/*", "application/json", ""):
+        running = await client.request(method, "/", headers={"Accept": accepted})
+        assert running.headers["Content-Type"].startswith("text/plain")
+        assert running.text == ("Ollama is running" if method == "GET" else "")
+        assert (running.status_code, running.headers["Vary"], page.headers["Vary"]) == (200, "Accept", "Accept")
+
+
 async def test_a_browser_asks_again_and_is_told_that_nothing_changed(client: httpx.AsyncClient) -> None:
     first = await client.get("/page/app.js")
     assert first.headers["Cache-Control"] == "no-cache"
@@ -48,7 +62,7 @@ async def test_a_browser_asks_again_and_is_told_that_nothing_changed(client: htt
         assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", tag)
     other = await client.get("/page/app.js", headers={"If-None-Match": '"another"'})
     assert other.status_code == 200
-    assert (await client.get("/")).headers["ETag"] != tag
+    assert (await client.get("/", headers=BROWSER)).headers["ETag"] != tag
 
 
 @pytest.mark.parametrize(
@@ -63,7 +77,8 @@ async def test_no_other_file_is_sent(client: httpx.AsyncClient, name: str) -> No
 async def test_the_policy_allows_this_server_only(client: httpx.AsyncClient) -> None:
     for path in ("/", "/page/app.js"):
         policy = dict(
-            part.split(" ", 1) for part in (await client.get(path)).headers["Content-Security-Policy"].split("; ")
+            part.split(" ", 1)
+            for part in (await client.get(path, headers=BROWSER)).headers["Content-Security-Policy"].split("; ")
         )
         assert policy.pop("require-trusted-types-for") == "'script'"
         assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"

@@ -38,6 +38,7 @@ _OPTIONS: dict[str, tuple[tuple[Any, ...], ...]] = {
         ("index", "Late-interaction index to serve at /v1/indexes/NAME; repeat for more.", "NAME=PATH", list[str]),
     ),
     "Requests": (
+        ("protocol", "default, or weaviate for its t2v and reranker containers' routes.", "NAME"),
         ("max_inputs", "Most texts in one request (2048).", "N"),
         ("max_body_bytes", "Largest body; larger ones get 413 (32M).", "N"),
         ("max_response_bytes", "Largest response; requests for larger ones get 400 (256M).", "N"),

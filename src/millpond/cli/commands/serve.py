@@ -1,4 +1,4 @@
-"""``millpond serve``: checkpoints over HTTP, for clients of OpenAI, Cohere, TEI and vLLM."""
+"""``millpond serve``: checkpoints over HTTP, for clients of OpenAI, Cohere, TEI, vLLM and Ollama."""
 
 from __future__ import annotations
 

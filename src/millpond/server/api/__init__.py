@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 
 from fastapi import APIRouter
+
+from millpond.server.settings.config import Protocol
 
 # In the order of the API documentation.
 _MODULES = (
@@ -19,9 +22,17 @@ _MODULES = (
     "cohere",
     "tei.embed",
     "tei.predict",
+    "ollama",
     "root",
     "service",
     "page.files",
 )
 
-ROUTERS: tuple[APIRouter, ...] = tuple(import_module(f"{__name__}.{name}").router for name in _MODULES)
+
+def _routers(names: Sequence[str]) -> tuple[APIRouter, ...]:
+    return tuple(import_module(f"{__name__}.{name}").router for name in names)
+
+
+ROUTERS = _routers(_MODULES)
+# By the server's protocol; Weaviate's containers share paths with the others, so that they have a server of their own.
+ROUTERS_OF: dict[Protocol, tuple[APIRouter, ...]] = {"default": ROUTERS, "weaviate": _routers(("weaviate", "service"))}

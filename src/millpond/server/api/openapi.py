@@ -26,6 +26,12 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
+class TextErrorAnswer(BaseModel):
+    """The body of an error response to clients of Ollama and of Weaviate's containers."""
+
+    error: str = Field(description="What is wrong, the limit, and how to fix it.")
+
+
 # The key under which an operation carries its schemas until the document is assembled.
 _SCHEMAS = "x-millpond-schemas"
 _REF = "#/components/schemas/{model}"
@@ -45,12 +51,14 @@ _FAILURES = {
 }
 
 
-def operation(schema: Any, *, answer: Any, binary: bool = False) -> dict[str, Any]:
+def operation(
+    schema: Any, *, answer: Any, binary: bool = False, failure: type[BaseModel] = ErrorAnswer
+) -> dict[str, Any]:
     """The part of an operation that FastAPI cannot derive: pass it as a route's ``openapi_extra``."""
     schemas: dict[str, Any] = {}
     body = _reference(schema, "validation", schemas)
     shape = _reference(answer, "serialization", schemas)
-    failure = {"application/json": {"schema": _reference(ErrorAnswer, "serialization", schemas)}}
+    failed = {"application/json": {"schema": _reference(failure, "serialization", schemas)}}
     content: dict[str, Any] = {"application/json": {"schema": shape}}
     if binary:
         content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
@@ -58,7 +66,7 @@ def operation(schema: Any, *, answer: Any, binary: bool = False) -> dict[str, An
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         "responses": {
             "200": {"description": "The answer.", "content": content},
-            **{str(status): {"description": meaning, "content": failure} for status, meaning in _FAILURES.items()},
+            **{str(status): {"description": meaning, "content": failed} for status, meaning in _FAILURES.items()},
         },
         _SCHEMAS: schemas,
     }

@@ -26,9 +26,11 @@ _CONTAINERS_PER_INPUT = 8  # raises the limit for servers with a large max_input
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
 
-async def read(request: Request, schema: type[Body] | TypeAdapter[Body], *, queued: bool = True) -> Body:
-    """The validated body of ``request``."""
-    _check_headers(request)
+async def read(
+    request: Request, schema: type[Body] | TypeAdapter[Body], *, queued: bool = True, untyped: bool = False
+) -> Body:
+    """The validated body of ``request``; ``untyped``: also without a Content-Type, which browsers always send."""
+    _check_headers(request, untyped=untyped)
     if queued:
         _check_queues(request)
     data = await _within_time(request)
@@ -38,8 +40,9 @@ async def read(request: Request, schema: type[Body] | TypeAdapter[Body], *, queu
     return await asyncio.to_thread(_parsed_within, data, schema, limit)
 
 
-def _check_headers(request: Request) -> None:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+def _check_headers(request: Request, *, untyped: bool) -> None:
+    given = request.headers.get("content-type", "application/json" if untyped else "")
+    media_type = given.partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise RequestError("Unsupported Media Type: Only 'application/json' is allowed", type="Bad Request")
     coding = request.headers.get("content-encoding", "identity").strip().lower()

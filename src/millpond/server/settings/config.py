@@ -13,6 +13,7 @@ from millpond.vllm import arguments
 
 LogFormat = Literal["plain", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+Protocol = Literal["default", "weaviate"]
 
 _DTYPES = ("auto", "float32", "float16", "bfloat16")  # checked by the engine too, but after other models are loaded
 
@@ -90,6 +91,8 @@ class ServerConfig:
     """Options of the server itself.
 
     Attributes:
+        protocol: ``default``: the routes of OpenAI, Cohere, TEI, vLLM and Ollama; ``weaviate``: those of Weaviate's
+            t2v-transformers and reranker-transformers containers, whose ``/rerank`` has another answer.
         indexes: Late-interaction indexes to serve, each as ``NAME=PATH``.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
@@ -118,6 +121,7 @@ class ServerConfig:
         InvalidRequestError: An invalid option.
     """
 
+    protocol: Protocol = "default"
     indexes: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
@@ -160,7 +164,8 @@ class ServerConfig:
                 raise InvalidRequestError(f"{name}={value} must be {limit} or more")
         if not 0 < self.request_timeout < math.inf:
             raise InvalidRequestError(f"request_timeout={self.request_timeout} must be a number of seconds, above 0")
-        for name, choices in (("log_format", get_args(LogFormat)), ("log_level", get_args(LogLevel))):
+        for name, kind in (("protocol", Protocol), ("log_format", LogFormat), ("log_level", LogLevel)):
+            choices = get_args(kind)
             if getattr(self, name) not in choices:
                 raise InvalidRequestError(f"{name}={getattr(self, name)!r} is unknown; choose {', '.join(choices)}")
         endpoint = self.otlp_traces_endpoint

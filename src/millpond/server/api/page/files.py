@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import PurePath
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 
 from millpond.server.errors import RequestError
 
@@ -32,6 +33,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     # Revalidated each time (304): a page of one release never runs a script of another.
     "Cache-Control": "no-cache",
+    "Vary": "Accept",
 }
 
 
@@ -68,7 +70,9 @@ def _response(request: Request, name: str) -> Response:
 
 @router.api_route("/", methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
-    """The page."""
+    """The page, for browsers; Ollama's clients ask here whether it runs."""
+    if "text/html" not in request.headers.get("accept", ""):
+        return PlainTextResponse("Ollama is running", headers={"Vary": "Accept"})
     return _response(request, _INDEX)
 
 
