@@ -29,7 +29,6 @@ from millpond.errors import (
     MillpondError,
     UnknownModelError,
 )
-from millpond.server.telemetry.scope import route_path
 
 logger = logging.getLogger(__name__)
 
@@ -155,16 +154,10 @@ def error_response(
     return JSONResponse(content, status_code=status, headers=headers)
 
 
-def _plain(request: Request) -> bool:
-    """Whether the client reads ``error`` as a text."""
-    config = getattr(request.scope["app"].state, "config", None) if "app" in request.scope else None
-    return route_path(request.scope).startswith("/api/") or getattr(config, "protocol", "") == "weaviate"
-
-
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
     """The response to a request that failed with ``error``; the message of an unexpected error is not shown."""
     answer = _answer(request, error)
-    if not _plain(request):
+    if not getattr(request.state, "text_errors", False):
         return answer
     headers = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
     message = json.loads(bytes(answer.body))["error"]["message"]

@@ -51,8 +51,9 @@ class RouteKeys(ApiKeys):
 class RequestMiddleware:
     """ASGI middleware around the routes.
 
-    Sets ``request.state.request_id``, and ``request.state.deadline`` in the event loop's time. Routes set ``model`` and
-    ``tokens``, which the log line shows.
+    Sets ``request.state.request_id``, ``request.state.deadline`` in the event loop's time, and
+    ``request.state.text_errors``: whether the client is Ollama's or Weaviate's and reads ``error`` as a text. Routes
+    set ``model`` and ``tokens``, which the log line shows.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class RequestMiddleware:
         state["deadline"] = asyncio.get_running_loop().time() + self._config.request_timeout
         if self._config.root_path:
             scope["root_path"] = self._config.root_path
+        state["text_errors"] = self._config.protocol == "weaviate" or route_path(scope).startswith("/api/")
         token = logs.REQUEST_ID.set(request)
         response = _Response(send, request_id=request, drain=self._drain)
         try:
