@@ -155,8 +155,8 @@ def test_whole_numbers_that_are_no_weights_are_no_quantization(tmp_path: Path) -
     ids = {"embeddings.position_ids": np.arange(64)[None]}
     with Engine(altered(write_checkpoint(tmp_path / "model", "bert"), lambda tensors: tensors | ids)) as engine:
         assert np.isfinite(engine.embed(TEXTS).embeddings).all()
-    masks = {"h.0.attn.bias": np.tril(np.ones((1, 1, 32, 32), np.uint8))}
-    with Engine(altered(write_checkpoint(tmp_path / "causal", "gpt2"), lambda tensors: tensors | masks)) as engine:
+    masks = {"layers.0.attention.bias": np.tril(np.ones((1, 1, 32, 32), np.uint8))}
+    with Engine(altered(write_checkpoint(tmp_path / "causal", "gpt-neox"), lambda tensors: tensors | masks)) as engine:
         assert np.isfinite(engine.embed(TEXTS).embeddings).all()
     folder = write_static(tmp_path / "table")
     with Engine(folder) as engine:
