@@ -13,6 +13,7 @@ from typing import Any
 import families
 import gguf_speed
 import processor
+import static
 from record import recorded
 
 from peers import curves, gpu_page, retrieval_page, roofline_page, serving, soaking
@@ -238,6 +239,7 @@ OTHERS: dict[str, Callable[[Record], str]] = {
     "late_interaction": retrieval_page.table,
     "light": light_tables,
     "load": curves.load_table,
+    "static": static.table,
     "memory": curves.memory_table,
     "serve": serving.table,
     "serve_routes": serving.table,
