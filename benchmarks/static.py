@@ -36,7 +36,8 @@ for i, line in enumerate(sys.stdin):
     texts = json.loads(line)
     start = time.perf_counter()
     vectors = model.encode(texts, max_length=None, show_progress_bar=False)
-    print(json.dumps({"seconds": time.perf_counter() - start, "vectors": [] if i else vectors[:500].tolist()}), flush=True)
+    seconds = time.perf_counter() - start
+    print(json.dumps({"seconds": seconds, "vectors": [] if i else vectors[:500].tolist()}), flush=True)
 """
 
 
