@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -152,3 +153,13 @@ def test_every_tensor_of_a_tiny_checkpoint_moves_its_states(family, engine_of, t
         with Engine(folder, dtype="float32", device="cpu") as engine:
             difference_made = difference(states(engine, SHORT), right)
         assert (difference_made > VISIBLE) != name.endswith(unseen), name
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_the_first_position_of_mpnet_does_not_depend_on_its_padding(backend, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "mpnet")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"pad_token_id": 0}), encoding="utf-8")
+    right = expected_of(folder, TEXTS)
+    with Engine(folder, dtype="float32", device="cpu", backend=backend) as engine:
+        assert difference(states(engine, TEXTS), right) <= TOLERANCE

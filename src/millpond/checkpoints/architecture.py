@@ -258,7 +258,7 @@ class Architecture:
         """Position of a text's first token."""
         if not self.offset_positions:
             return 0
-        given = config.get("pad_token_id")
+        given = None if self.model_type == "mpnet" else config.get("pad_token_id")  # MPNet's class has a constant
         padding = 1 if given is None else int(given)
         # A first token that counts as padding is where the padding is (bilingual-embedding-small: both ids are 0).
         is_padding = self.model_type == "xlm-roberta" and given is not None and config.get("bos_token_id") == given
