@@ -15,8 +15,10 @@ def engine(engine_of):
     return engine_of("bert", hf_overrides={"is_matryoshka": True})
 
 
-TEXTS = [f"the {noun} {verb} {number}" for number in range(10) for noun in ("wing", "lake") for verb in ("a", "be")]
-QUERIES = [f"what {noun} {number}" for number in range(8) for noun in ("wing", "lake")]
+# The model's vocabulary has these words: texts of the same vector would be ranked by the last bit of a product.
+WORDS = ("mill", "river", "pond", "wheel", "gate", "grain", "oak", "flood", "stone", "bridge")
+TEXTS = [f"the {noun} {verb} {word}" for word in WORDS for noun in ("wing", "lake") for verb in ("fish", "drink")]
+QUERIES = [f"what {noun} {word}" for word in WORDS[:8] for noun in ("wing", "lake")]
 
 
 def advised(engine, source=TEXTS, queries=QUERIES, **options):

@@ -149,7 +149,8 @@ def test_an_index_in_use_reads_what_another_object_created(client: QdrantClient)
     assert len(second) == 12 and second.stats() == first.stats()
     assert second.search_embeddings(ragged(values)) == first.search_embeddings(ragged(values))
     second.add_embeddings(["more"], ragged(values[:1]))
-    assert [hit.id for hit in first.search_embeddings(ragged(values[:1]), k=2)[0]] == ["doc-0", "more"]
+    # The same tokens twice: which is first depends on the last bit of a product.
+    assert {hit.id for hit in first.search_embeddings(ragged(values[:1]), k=2)[0]} == {"doc-0", "more"}
 
 
 @pytest.mark.parametrize("options", [{"dimensions": 8}, {"pool_factor": 2}], ids=str)
