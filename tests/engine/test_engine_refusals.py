@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.engine.test_engine_tasks import CASES, LONG, SHORT_QUERY, TEXTS, WRITERS, each_case, pairs_of, rows
+from tests.tiny import write_checkpoint
 from tests.tiny.heads import write_cross_encoder, write_stanford
+from tokenizers import Tokenizer
 
 from millpond import AsyncEngine, Engine, PoolingParams
 from millpond.errors import InputTooLongError, InvalidDimensionsError, InvalidRequestError, UnsupportedTaskError
@@ -211,3 +215,24 @@ def test_what_is_no_width_is_refused_by_every_kind_of_model(engine_of: Any, task
     with pytest.raises(InvalidDimensionsError, match=r"dimensions=49 is more than .* has \(48\)"):
         getattr(engine, task)(["a"], dimensions=49)
     assert engine.stats().running_calls == 0
+
+
+def test_a_token_behind_the_table_of_vectors_is_named(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", "bert")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    rows = tokenizer.get_vocab_size()
+    tokenizer.add_tokens(["<image>", "<audio>"])  # the weights were not resized with it
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with Engine(folder, device="cpu") as engine:
+        expected = engine.embed(TEXTS).embeddings
+        for texts, token, number in (
+            (["a mill", "a <audio> weir"], "<audio>", rows + 1),
+            (["<image>"], "<image>", rows),
+        ):
+            message = (
+                f"index {len(texts) - 1} has the token '{token}' with id {number}, .* the ids 0 to {rows - 1}; leave"
+            )
+            for call in (engine.embed, engine.token_embed):
+                with pytest.raises(InvalidRequestError, match=message):
+                    call(texts)
+        assert np.array_equal(engine.embed(TEXTS).embeddings, expected)

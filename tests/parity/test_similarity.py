@@ -49,6 +49,21 @@ def test_vectors_that_the_checkpoint_normalizes_are_compared_normalized(tmp_path
         np.testing.assert_allclose(found.scores, cosine.scores, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["cosine", "dot", "euclidean", "manhattan"])
+def test_vectors_are_cut_after_the_checkpoint_normalized_them(name: str, tmp_path: Path) -> None:
+    folder = written(tmp_path / "model", name, Pooling(), Normalize())
+    edit_json(folder / "config_sentence_transformers.json", truncate_dim=8)
+    oracle = SentenceTransformer(str(folder), device="cpu")
+    left, right = oracle.encode(LEFT), oracle.encode(RIGHT)
+    assert left.shape[1] == 8
+    with Engine(folder, dtype="float32") as engine:
+        scores = engine.score(LEFT, RIGHT).scores
+        again = [engine.embed(texts).embeddings for texts in (LEFT, RIGHT)]
+    assert np.abs(scores - oracle.similarity_pairwise(left, right).numpy()).max() <= 1e-5
+    if name != "cosine":  # the negative control: vectors that are normalized again after the cut, as `embed` gives them
+        assert np.abs(scores - oracle.similarity_pairwise(*again).numpy()).min() > 1e-2
+
+
 def test_an_unknown_similarity_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="similarity_fn_name 'angular' is not known; .*cosine, dot"):
         Engine(written(tmp_path / "model", "angular", Pooling()))

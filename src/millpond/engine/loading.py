@@ -312,6 +312,11 @@ def _describe(
         _check_room(config.max_length, spec, tokenizer)
     assert layout.pooling is not None  # complete_layout() fills it in
     encoder = _encoder(tokenizer, layout.late_interaction, detected, config, decoder=architecture.decoder)
+    # The id behind a static table stands for no token.
+    rows = checkpoint.config.get("vocab_size")
+    rows = None if rows is None else int(rows) + (layout.static is not None or isinstance(layout.sparse, StaticWeights))
+    if rows is not None and tokenizer.reaches(rows):
+        encoder = replace(encoder, rows=rows)
     description = ModelDescription(
         checkpoint=checkpoint,
         architecture=architecture,

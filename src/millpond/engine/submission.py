@@ -277,6 +277,9 @@ class Submission:
         # Token vectors of a late-interaction checkpoint may have any length, and so may those of other similarities.
         as_is = self.loaded.spec.score_type == "late-interaction" if late else similarity != "cosine"
         normalize = None if as_is else True
+        # sentence-transformers leaves the lengths of the normalized vectors that it cuts; `embed` normalizes again.
+        cut = None if late or not as_is else self.loaded.spec.default_dimensions
+        width = None if cut is None else self.loaded.spec.dimensions
         comparison: Comparison | None = None
         if late:
             from millpond.engine.composite import comparison as matrices  # imports what indexes are made of
@@ -295,10 +298,11 @@ class Submission:
                 timer=timer,
             )
             with TruncatedTexts.called("queries" if role == "query" else "documents"):  # each has its own indices
-                return self.start(task, texts, scoring.vector_params(params, role, normalize=normalize), side)
+                one_side = scoring.vector_params(params, role, normalize=normalize, dimensions=width)
+                return self.start(task, texts, one_side, side)
 
         if comparison is None:
-            return scoring.apart(pairs, embed, partial(scoring.compare, similarity), threads, method=similarity)
+            return scoring.apart(pairs, embed, partial(scoring.compare, similarity, cut), threads, method=similarity)
         future = scoring.apart(pairs, embed, lambda *_: comparison.scores(), threads, method="maxsim")
         future.add_done_callback(lambda _: comparison.drop())
         return future

@@ -81,9 +81,11 @@ def apart(
     return combine(starts, assemble, threads, timer)
 
 
-def compare(similarity: Similarity, queries: EmbeddingOutput, documents: EmbeddingOutput, slots: Slots) -> Scores:
-    """The similarity of each pair, ``[pairs]``; the cosine's vectors must be unit vectors."""
-    left, right = queries.embeddings[slots], documents.embeddings  # [pairs, d]
+def compare(
+    similarity: Similarity, cut: int | None, queries: EmbeddingOutput, documents: EmbeddingOutput, slots: Slots
+) -> Scores:
+    """The similarity of each pair by the first ``cut`` dimensions, ``[pairs]``; the cosine takes unit vectors."""
+    left, right = queries.embeddings[slots, :cut], documents.embeddings[:, :cut]  # [pairs, d]
     if similarity in ("cosine", "dot"):
         products: Scores = np.einsum("nd,nd->n", left, right)
         return products
@@ -91,13 +93,19 @@ def compare(similarity: Similarity, queries: EmbeddingOutput, documents: Embeddi
     return -distances
 
 
-def vector_params(params: PoolingParams, role: Role, *, normalize: bool | None = True) -> PoolingParams:
-    """Options to embed one side of a pair with; ``normalize=None``: as the checkpoint does."""
+def vector_params(
+    params: PoolingParams, role: Role, *, normalize: bool | None = True, dimensions: int | None = None
+) -> PoolingParams:
+    """Options to embed one side of a pair with; ``normalize=None`` and ``dimensions=None``: as the checkpoint does."""
     unread = sorted(params.given() - {"task", "truncate", "truncate_prompt_tokens"})
     if unread:
         raise InvalidRequestError(
             f"{unread[0]}={getattr(params, unread[0])!r} means nothing to a score of two vectors; leave it out"
         )
     return PoolingParams(
-        role=role, normalize=normalize, truncate=params.truncate, truncate_prompt_tokens=params.truncate_prompt_tokens
+        role=role,
+        normalize=normalize,
+        dimensions=dimensions,
+        truncate=params.truncate,
+        truncate_prompt_tokens=params.truncate_prompt_tokens,
     )

@@ -14,7 +14,7 @@ from millpond.engine.tokenize.large_texts import turn
 from millpond.engine.tokenize.long_texts import is_oversize
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized, too_long
-from millpond.errors import InputTooLongError
+from millpond.errors import InputTooLongError, InvalidRequestError
 from millpond.late_interaction.encoding.markers import ColbertEncoder, EncodedText
 from millpond.values.inputs import Item, Pair, TokenIds, size_of, text_of
 
@@ -27,9 +27,28 @@ class InputEncoder:
     pairs: EncodesPairs | None = None  # reads pairs; `None` if the checkpoint reads none
     # encodes queries and documents for late interaction; `None` if the checkpoint has none
     colbert: ColbertEncoder | None = None
+    # rows of the embedding table, if the tokenizer has ids beyond the last; `None`: it has none
+    rows: int | None = None
 
     def encode(self, items: Sequence[Item], plan: Plan, *, index_of: IndexOf) -> list[Tokenized]:
         """Tokenize each item."""
+        encoded = self._encode(items, plan, index_of)
+        if self.rows is not None:
+            self._check_rows(encoded, self.rows, index_of)
+        return encoded
+
+    def _check_rows(self, encoded: Sequence[Tokenized], rows: int, index_of: IndexOf) -> None:
+        for i, item in enumerate(encoded):
+            highest = int(item.ids.max(initial=0))
+            if highest >= rows:
+                (name,) = self.texts.token_names([highest])
+                raise InvalidRequestError(
+                    f"the input at index {index_of(i)} has the token {name!r} with id {highest}, and the model has "
+                    f"vectors for the ids 0 to {rows - 1}; leave the token out, or fetch the tokenizer and the weights "
+                    "of one revision"
+                )
+
+    def _encode(self, items: Sequence[Item], plan: Plan, index_of: IndexOf) -> list[Tokenized]:
         if all_small(items):
             return self._encode_kinds(items, plan, index_of)
         return [

@@ -140,6 +140,11 @@ class TextTokenizer:
         """How many tokens the vocabulary has."""
         return self._backend.get_vocab_size()
 
+    def reaches(self, token: int) -> bool:
+        """Whether a token of the vocabulary has this id or a higher one; ids of the model itself have no gaps."""
+        added = self._backend.get_added_tokens_decoder()
+        return self._backend.get_vocab_size(with_added_tokens=False) > token or max(added, default=-1) >= token
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
         text = self._backend.decode(ids, skip_special_tokens=False)
