@@ -58,6 +58,7 @@ class ChromaSink(CollectionSink[str]):
             raise InvalidRequestError(f"fields={fields!r}: a sink of Chroma has no such fields; pass fields='plain'")
         driver = ChromaDriver(ChromaConnection(location, collection, timeout=timeout))
         super().__init__(driver, dimensions=dimensions, fields=fields)
+        self.options = {"timeout": timeout}
         driver.connection.open()
 
 
@@ -103,6 +104,15 @@ class ChromaDriver(CollectionDriver[str]):
         """Replace the manifest in the collection's metadata."""
         main = self.connection.table()
         main.modify(metadata={**(main.metadata or {}), MANIFEST_KEY: json.dumps(manifest.to_dict())})
+
+    def drop(self) -> None:
+        """Delete the collection, and those of narrower widths."""
+        main, client = self.connection.table(), self.connection.client
+        prefix = f"{main.name}.d"
+        for each in client.list_collections():
+            if each.name.startswith(prefix) and (each.metadata or {}).get(_OWNER) == str(main.id):
+                client.delete_collection(each.name)
+        client.delete_collection(main.name)
 
     def datatype_of(self, manifest: CollectionManifest) -> str:
         """The only one."""

@@ -26,6 +26,7 @@ from millpond_lancedb.filters import is_exact, labels, quoted, to_condition
 
 _PASSING = re.compile(r"no space left|too large \(os error|too many|conflict|timed? ?out", re.IGNORECASE)
 _RUN = f"{MANIFEST_KEY}.run"
+_SUCCESSION = f"{MANIFEST_KEY}.succession"
 _WRITES = 256  # after as many, fragments are merged: a write takes the longer, the more of them there are
 _KEPT = timedelta(minutes=10)  # old versions, which other processes may be reading
 
@@ -60,6 +61,7 @@ class LanceDBSink(TableSink[str]):
     ) -> None:
         driver = LanceDBDriver(LanceDBConnection(uri, table), fields=fields, datatype=datatype, index=index)
         super().__init__(driver, dimensions=dimensions)
+        self.options = {"datatype": datatype, "index": index}
         driver.connection.open()
 
 
@@ -111,12 +113,16 @@ class LanceDBConnection(Connection):
                 return
 
     def read_manifest(self) -> object:
-        """The manifest in the schema's metadata, with the last run, which is in that of the ids."""
+        """The manifest in the schema's metadata, with what changes, which is in that of the ids."""
         schema = self.table().schema
         comment = (schema.metadata or {}).get(MANIFEST_KEY.encode())
         manifest = manifest_of(None if comment is None else str(comment, "utf-8", "replace"))
-        run = (schema.field("pk").metadata or {}).get(_RUN.encode())
-        return {**manifest, "run": run.decode()} if run is not None and isinstance(manifest, dict) else manifest
+        if not isinstance(manifest, dict):
+            return manifest
+        notes = schema.field("pk").metadata or {}
+        run, succession = notes.get(_RUN.encode()), notes.get(_SUCCESSION.encode())
+        manifest |= {} if run is None else {"run": run.decode()}
+        return manifest | ({"succession": manifest_of(succession.decode())} if succession else {})
 
     def fault(self, error: Exception, request: str) -> Fault:
         """What an error of Lance means, without a line of its source."""
@@ -149,8 +155,14 @@ class LanceDBDriver(TableDriver[str]):
         self.connection.client.create_table(self.connection.collection, schema=schema)
 
     def store_manifest(self, manifest: CollectionManifest) -> None:
-        """Note the last run: metadata of a column can be changed, and that of a table cannot."""
-        self.connection.table().update_field_metadata({"path": "pk", "metadata": {_RUN: manifest.run}})
+        """Note the last run and the succession: metadata of a column can be changed, and that of a table cannot."""
+        succession = "" if manifest.succession is None else json.dumps(manifest.succession.to_dict())
+        notes = {_RUN: manifest.run, _SUCCESSION: succession}
+        self.connection.table().update_field_metadata({"path": "pk", "metadata": notes})
+
+    def drop(self) -> None:
+        """Delete the table."""
+        self.connection.client.drop_table(self.connection.collection)
 
     def stored_datatype(self, manifest: CollectionManifest) -> str:
         """The datatype of its vectors."""

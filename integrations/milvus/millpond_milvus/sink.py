@@ -74,6 +74,7 @@ class MilvusSink(CollectionSink[str]):
             fields=fields,
             hybrid=layout.hybrid,
         )
+        self.options = {**options}
         connection.open()
         try:
             if connection.embedded:
@@ -224,6 +225,11 @@ class MilvusDriver(CollectionDriver[str]):
         properties = {MANIFEST_KEY: json.dumps(manifest.to_dict())}
         with self.connection.changing():
             self.connection.call("alter_collection_properties", self._name, properties=properties)
+
+    def drop(self) -> None:
+        """Delete the collection."""
+        with self.connection.changing():
+            self.connection.call("drop_collection", self._name)
 
     def _query(
         self, row_ids: Sequence[str], widths: Sequence[int], fields: list[str], most: int

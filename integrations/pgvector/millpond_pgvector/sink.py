@@ -73,6 +73,7 @@ class PgVectorSink(TableSink[Composable]):
         super().__init__(
             PgVectorDriver(connection, fields=fields, datatype=datatype, index=index), dimensions=dimensions
         )
+        self.options = {"datatype": datatype, "index": index, "timeout": timeout}
         connection.open()
 
 
@@ -223,6 +224,10 @@ class PgVectorDriver(TableDriver[Composable]):
         """Replace the table's comment."""
         comment = f"{MANIFEST_KEY} {json.dumps(manifest.to_dict())}"
         self._rows("COMMENT ON TABLE {table} IS {comment}", comment=comment)
+
+    def drop(self) -> None:
+        """Delete the table."""
+        self._rows("DROP TABLE {table}")
 
     def load(self) -> None:
         """Learn the types of the vectors."""

@@ -50,7 +50,6 @@ class QdrantDriver(CollectionDriver[models.Filter]):
     """A point for each record, with one named vector for each width."""
 
     hybrids = True
-    trusted = 60.0  # an alias may name another collection by then
 
     def __init__(
         self,
@@ -197,6 +196,11 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         """Replace the manifest in the collection's metadata."""
         self.connection.check_folder()
         self.connection.client.update_collection(self._name, metadata={MANIFEST_KEY: manifest.to_dict()})
+
+    def drop(self) -> None:
+        """Delete the collection."""
+        self.connection.check_folder()
+        self.connection.client.delete_collection(self._name)
 
     def _retrieve(self, row_ids: Sequence[str], widths: Sequence[int], *, payload: Any) -> list[models.Record]:
         return self.connection.client.retrieve(

@@ -59,6 +59,7 @@ class QdrantSink(CollectionSink[models.Filter]):
         super().__init__(
             driver, dimensions=options.get("dimensions"), fields=fields, hybrid=options.get("hybrid", False)
         )
+        self.options = {**options}
         if (batch := options.get("batch")) is not None:
             if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
                 raise InvalidRequestError(f"batch={batch!r} must be an int from 1: the most points of one request")

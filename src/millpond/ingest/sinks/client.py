@@ -108,6 +108,11 @@ class Connection(ABC):
         return f"{self.database} {self.where if remote else os.path.realpath(self.where)} {self.collection}"
 
     @property
+    def place(self) -> Any:
+        """What a sink of another collection of the same database is opened with."""
+        return self.client if not self.owned or self.where.startswith(":") else self.where
+
+    @property
     def embedded(self) -> bool:
         """Whether the database runs inside this process."""
         return False

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self
 
-from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkRejectedError
+from millpond.errors import (
+    FingerprintMismatchError,
+    InvalidRequestError,
+    MillpondError,
+    SinkError,
+    SinkRejectedError,
+    SinkUnavailableError,
+)
 from millpond.ingest.arguments import check_engine
-from millpond.ingest.record import Record, point_id
+from millpond.ingest.record import Record
 from millpond.ingest.sinks.batch import WriteBatch, request_sizes, slices
-from millpond.ingest.sinks.description import CollectionDescription, describe
 from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter, find, inexact, matching
-from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
-from millpond.ingest.sinks.protocol import StoredRow, check_widths
+from millpond.ingest.sinks.reader import CollectionReader
+from millpond.ingest.sinks.routes import Route, merged, routes
 from millpond.ingest.sinks.search import Hit, plan_search
 from millpond.values.spec import ModelSpec
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
 
-Answer = TypeVar("Answer")
 
-# Chunks of a record that are looked for at a time, to delete them all.
-_CHUNKS = 64
-
-
-class CollectionSink(Generic[NativeFilter]):
+class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
     """One collection of a database: ingest writes to it, and it can be searched.
 
     Every method that makes a request raises SinkError if the database refuses or does not answer, InvalidRequestError
@@ -63,65 +63,9 @@ class CollectionSink(Generic[NativeFilter]):
         fields: str | None = None,
         hybrid: bool = False,
     ) -> None:
-        self._driver = driver
-        self._connection = driver.connection
-        self.database, self.collection = self._connection.database, self._connection.collection
-        if hybrid not in (False, True):
-            raise InvalidRequestError(f"hybrid={hybrid!r} must be True or False for {self.database}")
-        if hybrid and not driver.hybrids:
-            raise InvalidRequestError(
-                f"hybrid=True: this sink of {self.database} stores no sparse vectors; leave it out"
-            )
-        self.hybrid = bool(hybrid)
-        self.max_results = driver.max_results
-        self.dimensions = check_widths(dimensions)
-        self.manifest: CollectionManifest | None = None
+        super().__init__(driver, dimensions=dimensions, fields=fields, hybrid=hybrid)
         self._failed_write: str | None = None  # of an embedded database, whose later writes would be lost
-        self._fields = None if fields is None else check_fields(fields)
-        self._read = 0.0  # when the manifest was, on the clock's seconds
-
-    @property
-    def client(self) -> Any:
-        """The database's own client."""
-        return self._connection.client
-
-    @property
-    def target(self) -> str:
-        """The database and the collection, as a journal names them: the same from any folder and in any process."""
-        return self._connection.target
-
-    @property
-    def embedded(self) -> bool:
-        """Whether the database runs inside this process: then nothing is written after a write that failed.
-
-        The log of such a database may end in a torn record, behind which later writes are lost at the next start.
-        """
-        return self._connection.embedded
-
-    @property
-    def fusible(self) -> bool:
-        """Whether the opened collection can be searched with ``hybrid=True``."""
-        return self.manifest is not None and (self.manifest.sparse is not None or self._driver.ranks_texts())
-
-    def open(self) -> CollectionManifest:
-        """The manifest of a collection that exists, which is loaded on first use; :meth:`prepare` also creates one."""
-        if self.manifest is None:
-            if not self._connection.found():
-                raise self._connection.missing()
-            manifest = self._stored_manifest()
-            self._driver.load()
-            self.manifest = manifest
-        elif time.monotonic() - self._read > self._driver.trusted:
-            self.manifest = self._stored_manifest()  # an alias may name another collection by now
-        return self.manifest
-
-    def collections(self) -> list[str]:
-        """Names of all collections at this location, whoever made them, in alphabetical order."""
-        return self._connection.listed()
-
-    def describe(self) -> CollectionDescription:
-        """What the database stores of the collection, which is not loaded for that."""
-        return describe(self._connection, self._driver)
+        self._prepared: CollectionSink[NativeFilter] | None = None  # the sink of the collection that prepare chose
 
     def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
         """Create the collection, or check that it was created with this model, these widths and this field layout.
@@ -146,6 +90,8 @@ class CollectionSink(Generic[NativeFilter]):
             if not self._connection.found():
                 self._connection.create(lambda: self._driver.create(own))
             stored = self._stored_manifest()
+            if self._takes_no_part(stored):
+                return self._prepare_serving(stored, spec, sparse=sparse, chunked=chunked)
             own = replace(
                 own,
                 dimensions=stored.dimensions if self.dimensions is None else own.dimensions,
@@ -154,7 +100,48 @@ class CollectionSink(Generic[NativeFilter]):
             stored.check_write(own, spec, collection=self.collection, sparse=chosen)
             self._driver.prepare(stored)
             self._driver.load()
-        self.manifest = stored
+        self._manifest, self._prepared = stored, self
+
+    def _takes_no_part(self, stored: CollectionManifest) -> bool:
+        """Whether another collection answers by this one's name."""
+        succession = stored.succession
+        return self.follows and succession is not None and succession.serving != self.collection
+
+    def _prepare_serving(
+        self, stored: CollectionManifest, spec: ModelSpec, *, sparse: ModelSpec | None, chunked: bool
+    ) -> None:
+        """Prepare the collection that answers by this one's name, with what was asked of this one."""
+        self._manifest = stored
+        sink = self.serving()
+        sink.dimensions, sink._fields, sink.hybrid = self.dimensions, self._fields, self.hybrid
+        sink.prepare(spec, sparse=sparse, chunked=chunked)
+        self._prepared = sink
+
+    def create(self, manifest: CollectionManifest) -> None:
+        """Create a collection with this manifest, unless it exists, and make it ready to be written to.
+
+        Args:
+            manifest: The manifest.
+
+        Raises:
+            SinkError: The database refuses.
+        """
+        with self._connection.creating():
+            if not self._connection.found():
+                self._connection.create(lambda: self._driver.create(manifest))
+            stored = self._stored_manifest()
+            self._driver.prepare(stored)
+            self._driver.load()
+        self._manifest, self._prepared = stored, self
+
+    def drop(self) -> None:
+        """Delete the collection itself, with all of its rows.
+
+        Raises:
+            SinkError: The database refuses, or this kind of sink cannot.
+        """
+        self._change(self._driver.drop, "deleting the collection")
+        self._manifest = self._prepared = None
 
     def check(self, record: Record) -> None:
         """Raise InvalidRequestError for a record that no request could carry, or that the database cannot store.
@@ -165,7 +152,9 @@ class CollectionSink(Generic[NativeFilter]):
         Raises:
             InvalidRequestError: The message says what is too large or not valid.
         """
-        self._driver.check(record, self.dimensions or () if self.manifest is None else self.manifest.dimensions)
+        sink = self if self._prepared is None else self._prepared
+        manifest = sink._manifest
+        sink._driver.check(record, self.dimensions or () if manifest is None else manifest.dimensions)
 
     def write(self, batch: WriteBatch) -> None:
         """Upsert the rows, in requests that the database accepts, and wait until it has acknowledged them.
@@ -175,8 +164,21 @@ class CollectionSink(Generic[NativeFilter]):
 
         Raises:
             InvalidRequestError: The collection is not prepared, or has other widths.
+            FingerprintMismatchError: It was migrated since it was prepared.
+            SinkUnavailableError: It is being migrated, and takes no changes for some seconds.
             SinkError: The database runs in this process and failed in an earlier write.
         """
+        if self._manifest is None:
+            raise InvalidRequestError(f"collection {self.collection!r} is not prepared; call prepare(spec) first")
+        sink = self._changed()
+        if sink is not (self if self._prepared is None else self._prepared):
+            raise FingerprintMismatchError(
+                f"collection {self.collection!r} was migrated to {sink.open().model} ({sink.collection!r}) since this "
+                "run began; run it again with that model: what was written before is there"
+            )
+        sink._write(batch)
+
+    def _write(self, batch: WriteBatch) -> None:
         self._check_batch(batch)
         sizes = request_sizes(batch, self._connection.float_bytes)
         for rows in slices(sizes, max_rows=self._connection.max_rows, max_bytes=self._connection.max_bytes):
@@ -200,15 +202,18 @@ class CollectionSink(Generic[NativeFilter]):
             raise InvalidRequestError("delete takes either ids or filter; pass one of them")
         if isinstance(ids, str):
             raise InvalidRequestError(f"ids={ids!r} is one str; pass a list of ids")
-        manifest = self.open()
+        return self._changed()._delete(ids, filter)
+
+    def _delete(self, ids: Sequence[str] | None, filter: Mapping[str, object] | NativeFilter | None) -> None:
+        manifest = self.own()
         if ids is not None:
             own = [row_id for each in ids for row_id in self._driver.row_ids(each, manifest)]
-            return self.delete_rows([*self.chunks_from(dict.fromkeys(ids, 1)), *own])
+            return self._delete_rows([*self.chunks_from(dict.fromkeys(ids, 1)), *own])
         native = self._driver.condition(filter, manifest)
         if native is None or not self._driver.has_condition(native):
             raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every record")
         if (conditions := inexact(self._driver, filter)) is not None:
-            return self.delete_rows(matching(self._driver, native, conditions, manifest))
+            return self._delete_rows(matching(self._driver, native, conditions, manifest))
         self._change(lambda: self._driver.delete(native, manifest), "a delete by filter")
         self._change(self._driver.flush)
 
@@ -221,107 +226,14 @@ class CollectionSink(Generic[NativeFilter]):
         Raises:
             InvalidRequestError: The collection does not exist.
         """
-        manifest = self.open()
+        self._changed()._delete_rows(row_ids)
+
+    def _delete_rows(self, row_ids: Sequence[Any]) -> None:
+        manifest = self.own()
         for part in self._parts(row_ids):
             words = f"a delete of {len(part)} {self._connection.row}s"
             self._change(partial(self._driver.delete, part, manifest), words)
         self._change(self._driver.flush)
-
-    def fetch(self, row_ids: Sequence[str], *, widths: Sequence[int] = ()) -> dict[str, StoredRow]:
-        """Those of these rows that exist, by their ids, with their vectors of some widths.
-
-        Args:
-            row_ids: Any number of row ids.
-            widths: The widths of the vectors to read; empty for none.
-
-        Returns:
-            For each row id that exists, the row with its vectors ``[width]``.
-
-        Raises:
-            InvalidRequestError: The collection does not exist.
-        """
-        return self._look(self._driver.fetch, row_ids, widths)
-
-    def read_rows(self, row_ids: Sequence[str], *, widths: Sequence[int] = ()) -> dict[str, StoredRow]:
-        """As :meth:`fetch`, with the texts and the metadata as users see them.
-
-        Args:
-            row_ids: Any number of row ids.
-            widths: The widths of the vectors to read; empty for none.
-
-        Returns:
-            For each row id that exists, the row.
-
-        Raises:
-            InvalidRequestError: The collection does not exist.
-        """
-        return self._look(self._driver.read, row_ids, widths)
-
-    def last_run(self) -> str:
-        """The id of the run that changed the collection last, as it is stored now; empty if there is none."""
-        return self._stored_manifest().run
-
-    def note_run(self, run: str) -> None:
-        """Store the id of a run in the collection's metadata.
-
-        Args:
-            run: The id.
-
-        Raises:
-            SinkError: The database refuses, or cannot store it.
-        """
-        noted = replace(self._stored_manifest(), run=run)
-        self._connection.request("a note of the run", lambda: self._driver.store_manifest(noted))
-        self.manifest = noted
-
-    def chunks_from(self, first: Mapping[str, int]) -> list[str]:
-        """Row ids of records' chunks from a number on, the last ones first; none if the collection holds no chunks.
-
-        They are looked for by their own ids, until one is absent. Whoever deletes them in this order leaves no gap, and
-        can be interrupted.
-
-        Args:
-            first: For each record id, the number of the first chunk to look for.
-
-        Returns:
-            A list of row ids.
-
-        Raises:
-            InvalidRequestError: The collection does not exist.
-        """
-        if not self.open().chunked:
-            return []
-        found: list[list[str]] = []
-        pending = dict(first)
-        window = 1  # most records have no other chunk
-        while pending:
-            rows = {
-                record_id: [point_id(record_id, number) for number in range(start, start + window)]
-                for record_id, start in pending.items()
-            }
-            stored = self.fetch([row_id for row_ids in rows.values() for row_id in row_ids])
-            for row_ids in rows.values():
-                found.append([row_id for row_id in reversed(row_ids) if row_id in stored])
-            pending = {
-                record_id: pending[record_id] + window
-                for record_id, row_ids in rows.items()
-                if not stored.keys().isdisjoint(row_ids)
-            }
-            window = _CHUNKS
-        return [row_id for row_ids in reversed(found) for row_id in row_ids]
-
-    def scan(self) -> Iterator[tuple[str, str]]:
-        """The row id and the record id of every row; of a framework's own row both are the row's id."""
-        pages = self._driver.scan(self.open())
-        while (page := self._connection.request("a scan", lambda: next(pages, None))) is not None:
-            yield from page
-
-    def count(self) -> int:
-        """How many rows the collection holds; 0 before it is created."""
-        if not self._connection.found():
-            return 0
-        self._driver.load()
-        return self._connection.request("a count", self._driver.count)
 
     def search(
         self,
@@ -364,30 +276,75 @@ class CollectionSink(Generic[NativeFilter]):
         for name, value in (("k", k), ("candidates", candidates)):
             if limit is not None and isinstance(value, int) and value > limit:
                 raise InvalidRequestError(f"{name}={value} is more than {self.database} hands out ({limit})")
-        manifest = self.open()
-        manifest.check_model(engine.spec, collection=self.collection)
+        route, *others = routes(self, engine.spec)
+        options: dict[str, Any] = {
+            "coarse_to_fine": coarse_to_fine,
+            "candidates": candidates,
+            "filter": filter,
+            "hybrid": hybrid,
+            "sparse_engine": sparse_engine,
+        }
+        search: Any = partial(self._search, engine, question, **options)
+        return merged(route, others[0], search, k, candidates) if others else search(route, k)
+
+    def check_searches(self, spec: ModelSpec) -> None:
+        """Raise unless a question of this model finds the collection's rows: it filled them, or a bridge leads there.
+
+        Args:
+            spec: The model.
+
+        Raises:
+            FingerprintMismatchError: It is another model, or has other settings.
+        """
+        routes(self, spec)
+
+    def _search(
+        self,
+        engine: Engine,
+        question: str,
+        route: Route[CollectionSink[Any]],
+        k: int,
+        *,
+        coarse_to_fine: bool,
+        candidates: int | None,
+        filter: Mapping[str, object] | NativeFilter | None,
+        hybrid: bool,
+        sparse_engine: Engine | None,
+    ) -> list[Hit]:
+        sink = route.sink
+        manifest, driver = sink.own(), sink._driver
         sparse = None
-        if hybrid and not self._driver.ranks_texts():
+        if hybrid and not driver.ranks_texts():
             sparse = engine if sparse_engine is None else sparse_engine
             check_engine(sparse)
             manifest.check_sparse(sparse.spec, collection=self.collection)
-        widths = manifest.widths_to_search(self.dimensions, collection=self.collection)
-        condition = self._driver.condition(filter, manifest)
+        asked = self.dimensions
+        if sink is not self and not set(asked or ()) <= set(manifest.dimensions):
+            asked = None  # the widths of the collection that was migrated
         plan = plan_search(
             engine,
             question,
-            widths=widths,
+            widths=manifest.widths_to_search(asked, collection=self.collection),
             k=k,
             coarse_to_fine=coarse_to_fine,
             candidates=candidates,
             sparse_engine=sparse,
             hybrid=hybrid,
+            mapping=route.mapping,
         )
-        return find(self._driver, plan, condition, inexact(self._driver, filter), manifest)
+        return find(driver, plan, driver.condition(filter, manifest), inexact(driver, filter), manifest)
 
-    def close(self) -> None:
-        """Close the client, unless it was passed in; from then on requests raise SinkError."""
-        self._connection.close()
+    def _changed(self) -> Self:
+        """The sink of the collection that takes changes by this name, as it is stored now."""
+        sink = self.serving(fresh=True)
+        succession = None if self._manifest is None or not self.follows else self._manifest.succession
+        if succession is not None and succession.wait:
+            raise SinkUnavailableError(
+                f"collection {self.collection!r} is being migrated to another model, and takes no changes for at most "
+                f"{succession.wait:.0f} s, until its last rows are copied",
+                retry_after=min(succession.wait, 1.0),
+            )
+        return sink
 
     def __enter__(self) -> Self:
         return self
@@ -402,38 +359,19 @@ class CollectionSink(Generic[NativeFilter]):
         )
 
     def _check_batch(self, batch: WriteBatch) -> None:
-        if self.manifest is None:
-            raise InvalidRequestError(f"collection {self.collection!r} is not prepared; call prepare(spec) first")
+        manifest = self.own()
         if self._failed_write is not None:
             raise SinkError(
                 f"{self.database} at {self._connection.where} takes no more writes from this sink, since "
                 f"one failed ({self._failed_write}) and what follows might be lost; close it, open it again and verify"
             )
-        if tuple(sorted(batch.vectors)) != self.manifest.dimensions:
+        if tuple(sorted(batch.vectors)) != manifest.dimensions:
             raise InvalidRequestError(
-                f"the batch holds the widths {sorted(batch.vectors)}, the collection {list(self.manifest.dimensions)}"
+                f"the batch holds the widths {sorted(batch.vectors)}, the collection {list(manifest.dimensions)}"
             )
         if (batch.sparse is not None) != self.hybrid:
             wanted = "with sparse vectors" if self.hybrid else "without sparse vectors"
             raise InvalidRequestError(f"the sink of collection {self.collection!r} takes batches {wanted}")
-
-    def _look(
-        self,
-        read: Callable[[Sequence[str], Sequence[int], CollectionManifest], Mapping[str, StoredRow]],
-        row_ids: Sequence[str],
-        widths: Sequence[int],
-    ) -> dict[str, StoredRow]:
-        manifest = self.open()
-        rows: dict[str, StoredRow] = {}
-        for part in self._parts(row_ids):
-            words = f"a look at {len(part)} {self._connection.row}s"
-            rows.update(self._connection.request(words, partial(read, part, tuple(widths), manifest)))
-        return rows
-
-    def _parts(self, row_ids: Sequence[Answer]) -> Iterator[Sequence[Answer]]:
-        """As many ids at a time as a request takes."""
-        size = self._connection.max_rows
-        return (row_ids[start : start + size] for start in range(0, len(row_ids), size))
 
     def _change(self, change: Callable[[], None], words: str = "") -> None:
         """Make a change, as a request if it has words, and note its failure in an embedded database."""
@@ -444,7 +382,3 @@ class CollectionSink(Generic[NativeFilter]):
             if self.embedded and not (isinstance(error, MillpondError) and refused):
                 self._failed_write = str(error) or repr(error)
             raise
-
-    def _stored_manifest(self) -> CollectionManifest:
-        self._read = time.monotonic()
-        return CollectionManifest.from_dict(self._connection.stored_manifest(), collection=self.collection)

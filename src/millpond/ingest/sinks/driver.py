@@ -30,7 +30,7 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
 
     hybrids: ClassVar[bool] = False  # whether it stores sparse vectors
     max_results: ClassVar[int | None] = None  # of one search
-    trusted: ClassVar[float] = float("inf")  # seconds after which the manifest is read again
+    trusted: ClassVar[float] = 60.0  # seconds after which the manifest is read again: it may name a successor by then
     connection: Connection
 
     @abstractmethod
@@ -168,6 +168,14 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
             SinkError: The sink cannot, which is the default: a restored copy is then noticed by missing rows only.
         """
         raise SinkError(f"this sink of {self.connection.database} cannot change what its collection notes")
+
+    def drop(self) -> None:
+        """Delete the collection.
+
+        Raises:
+            SinkError: The sink cannot, which is the default.
+        """
+        raise SinkError(f"this sink of {self.connection.database} cannot delete its collection")
 
     def scan(self, manifest: CollectionManifest) -> Iterator[Sequence[tuple[str, str]]]:
         """Pages of row ids and record ids, over the whole collection.

@@ -9,6 +9,7 @@ from typing import Any
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
 from millpond.ingest.sinks.fields import FieldLayout
+from millpond.ingest.sinks.succession import Succession
 from millpond.values.fingerprint import ModelIdentity, stored_folder, stored_name, stored_settings
 from millpond.values.spec import ModelSpec
 
@@ -31,6 +32,7 @@ class CollectionManifest:
         chunked: Whether its rows are chunks of records, of which a record may have several.
         folder: Where the model's files were, if that was a local folder; ``None`` if not, or if it was not stored.
         run: The id of the run that changed the collection last; empty if none has.
+        succession: Which collections answer by this one's name since ``millpond migrate``; ``None``: this one.
     """
 
     fingerprint: str
@@ -42,6 +44,7 @@ class CollectionManifest:
     chunked: bool = False
     folder: str | None = None
     run: str = ""
+    succession: Succession | None = None
 
     @classmethod
     def of(
@@ -98,6 +101,7 @@ class CollectionManifest:
             **({} if self.sparse is None else {"sparse": self.sparse.to_json()}),
             **({} if self.folder is None else {"folder": self.folder}),
             **({"run": self.run} if self.run else {}),
+            **({} if self.succession is None else {"succession": self.succession.to_dict()}),
         }
 
     @classmethod
@@ -128,6 +132,7 @@ class CollectionManifest:
                 chunked=bool(data.get("chunked", False)),
                 folder=folder if isinstance(folder := data.get("folder"), str) else None,
                 run=str(data.get("run", "")),
+                succession=Succession.from_dict(data.get("succession")),
             )
 
     def check_model(self, spec: ModelSpec, *, collection: str) -> None:

@@ -15,6 +15,7 @@ from millpond.vectors import matryoshka
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
+    from millpond.vectors.linear_map import LinearMap
 
 _MAX_RESULTS = 2**31 - 1  # clients of databases take 32 or 64 bits
 
@@ -62,8 +63,12 @@ def plan_search(
     candidates: int | None,
     sparse_engine: Engine | None = None,
     hybrid: bool | None = None,
+    mapping: LinearMap | None = None,
 ) -> SearchPlan:
-    """Check the arguments of a search, embed its question with the role ``query``, and cut the vector."""
+    """Check the arguments of a search, embed its question with the role ``query``, and cut the vector.
+
+    ``mapping`` takes the vector to the space of the model that filled the collection.
+    """
     if not isinstance(question, str):
         raise InvalidRequestError(f"question is of type {type(question).__name__}; pass one str")
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
@@ -82,6 +87,8 @@ def plan_search(
     row = engine.embed(  # at full width; every other width is cut from it
         [question], role="query", dimensions=engine.spec.dimensions, normalize=False
     ).embeddings  # [1, d]
+    if mapping is not None:
+        row = mapping.apply(matryoshka.cut(row, mapping.source, normalize=True))
     cuts = {width: matryoshka.cut(row, width, normalize=True) for width in widths}  # each [1, width]
     vectors = {width: cut[0] for width, cut in cuts.items() if storable(cut).all()}
     if not {full, full if coarse is None else coarse} <= vectors.keys():

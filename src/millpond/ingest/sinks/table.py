@@ -18,6 +18,7 @@ from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
 from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.reader import served
 from millpond.ingest.sinks.search import Hit
 
 logger = logging.getLogger(__name__)
@@ -130,12 +131,13 @@ class TableSink(CollectionSink[NativeFilter], Generic[NativeFilter]):
         super().__init__(driver, dimensions=dimensions)
         self._table = driver
 
+    @served
     def create_index(self) -> None:
         """Build an index over the smallest width, by which a search finds its candidates, and one for dict filters.
 
         What is there already stays. A sink with ``index=`` does so when it is closed after a run.
         """
-        table, width = self._table, self.open().dimensions[0]
+        table, width = self._table, self.own().dimensions[0]
         index = table.index or table.indexes[0]
         self._connection.request("an index", lambda: table.build_index(width, index), limited=False)
 
