@@ -27,6 +27,7 @@ from millpond.cli.commands.explain import explain
 from millpond.cli.commands.index import app as index
 from millpond.cli.commands.ingest import ingest
 from millpond.cli.commands.mcp import mcp
+from millpond.cli.commands.migrate import app as migrate
 from millpond.cli.commands.models import models
 from millpond.cli.commands.rerank import rerank
 from millpond.cli.commands.search import search
@@ -59,6 +60,7 @@ for command in (demo, embed, rerank, explain, ingest, search, mcp, advise, model
     app.command(cls=Command)(command)
 app.command(cls=ServeCommand)(serve)
 app.add_typer(collections)
+app.add_typer(migrate)
 app.add_typer(index)
 app.add_typer(cache)
 

@@ -172,6 +172,7 @@ class Migration:
         )
         self._note(filling)
         if bridge and known is None:
+            self._check_bridged(old)
             filling = self._bridged(filling, old, new, engine, copy)
         return self._advance(filling, copy, new, engine, former=old.own().fingerprint)
 
@@ -310,9 +311,9 @@ class Migration:
         else:
             self._note(state)
             raise SinkError(
-                f"after {len(self._passes)} passes rows of {copy.source.collection!r} still differ from those that were written; "
-                "a program writes there that does not follow collections, or the database changes what it stores: "
-                "stop it and run again"
+                f"after {len(self._passes)} passes rows of {copy.source.collection!r} still differ from those that "
+                "were written; a program writes there that does not follow collections, or the database changes what "
+                "it stores: stop it and run again"
             )
         if then is None:
             then = Succession(
@@ -374,10 +375,25 @@ class Migration:
 
     def _writer(self, name: str, options: Mapping[str, Any]) -> CollectionSink[Any]:
         """The sink that fills a collection, with its own options."""
-        serving = self.head.named(self.old_name()).own()
-        hybrid = {"hybrid": True} if serving.sparse is not None else {}
+        source = self.head.named(self.old_name())
+        serving = source.own()
+        kind = "bm25" if source.ranks_texts else serving.sparse is not None
+        hybrid = {"hybrid": kind} if kind and "hybrid" not in options else {}
         sink = self.head.sibling(name, bare=True, fields=serving.fields, **hybrid, **options)
         return self.head.adopt(sink) if ":" not in name else sink
+
+    def _check_bridged(self, old: CollectionSink[Any]) -> None:
+        """Raise InvalidRequestError for a collection whose questions no bridge takes to the old vectors."""
+        assert self.change is not None
+        if self.change.rechunks:
+            raise InvalidRequestError(
+                "a bridge is fitted on rows that both collections have, and chunks are cut anew; run without --bridge"
+            )
+        if old.own().sparse is not None or old.ranks_texts:
+            raise InvalidRequestError(
+                "a bridge takes questions to dense vectors only, and the collection is searched by sparse ones, too; "
+                "run without --bridge, and search with the former model until the cut-over"
+            )
 
     def _check_name(self) -> None:
         """Raise InvalidRequestError for the collection that serves another name."""

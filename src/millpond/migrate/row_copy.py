@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _PAGE = 512
 _SAMPLED = 256
+_KEY = 17  # bytes of a row's key
 
 
 class AsStored:
@@ -132,14 +133,14 @@ class RowCopy:
         """Embed and write what differs, then delete what the source has no more; returns what was done."""
         start = time.monotonic()
         self._from, self._sent = start, 0
-        expected = bytearray()  # the ids of all rows, 16 bytes each
+        expected = bytearray()  # the keys of all rows
         before = self._requests.send(self._target.count)
         total = max(0, self._requests.send(self.source.count) - before)
         report = self._ingest(self._lacking(expected, self._items()), total=total)
         stopped = report.stopped or self.options.stop.is_set()
         deleted = 0 if stopped or report.failed else self._drop_others(expected)
         return Pass(
-            read=len(expected) // 16,
+            read=len(expected) // _KEY,
             written=report.written,
             deleted=deleted,
             failed=report.failed,
@@ -175,7 +176,7 @@ class RowCopy:
             yield from (item for item in page if isinstance(item, Rejected))
             ids = [point_id(record.id, record.chunk) for record in records]
             for row_id, record in zip(ids, records, strict=True):
-                expected += uuid.UUID(row_id).bytes
+                expected += _key(row_id)
                 seen += 1
                 if len(self.sample) < _SAMPLED:
                     self.sample.append(record)
@@ -241,7 +242,7 @@ class RowCopy:
 
     def _drop_others(self, expected: bytearray) -> int:
         """Delete the rows of the target that the source does not have; returns how many."""
-        known = np.sort(np.frombuffer(bytes(expected), "S16"))
+        known = np.sort(np.frombuffer(bytes(expected), f"S{_KEY}"))
         doomed = self._requests.send(lambda: [row_id for row_id, _ in self._target.scan() if not _has(known, row_id)])
         for start in range(0, len(doomed), _PAGE):
             part = doomed[start : start + _PAGE]
@@ -249,9 +250,14 @@ class RowCopy:
         return len(doomed)
 
 
+def _key(row_id: str) -> bytes:
+    """The bytes of a UUID, and one that is not 0: numpy drops zeros at the end."""
+    return uuid.UUID(row_id).bytes + b"\1"
+
+
 def _has(known: Any, row_id: str) -> bool:
     try:
-        wanted = np.bytes_(uuid.UUID(row_id).bytes)
+        wanted = _key(row_id)
     except ValueError:
         return False
     place = int(np.searchsorted(known, wanted))

@@ -99,7 +99,11 @@ class SearchStages:
         fused = sink.fusible if plan.hybrid is None else plan.hybrid
         describe = partial(describe_stored, owner="The collection")
         dense = describe(manifest.identity, plan.model, settings, option="--model")
-        manifest.check_model(dense.spec, collection=sink.collection)
+        for identity in sink.former() if dense.spec.fingerprint != manifest.fingerprint else ():
+            other = describe(identity, plan.model, settings, option="--model")
+            if other.spec.fingerprint == identity.fingerprint:  # of the collection that does not serve
+                dense = other
+        sink.check_searches(dense.spec)
         sparse = second = None
         if fused and manifest.sparse is not None and manifest.sparse.fingerprint != dense.spec.fingerprint:
             option = "--sparse-model, or leave --hybrid out"

@@ -74,7 +74,8 @@ def title_of(stages: SearchStages) -> str:
     widths = stages.sink.dimensions or manifest.dimensions
     shown = f"{widths[0]}, then {widths[-1]}" if stages.plan.coarse_to_fine and len(widths) > 1 else str(widths[-1])
     title = f"by {'the fused ranks of sparse vectors and ' if stages.hybrid else ''}cosine at {shown}"
-    title += f" ({manifest.model})"
+    spec = stages.engine.spec
+    title += f" ({manifest.model if spec.fingerprint == manifest.fingerprint else stored_name(spec)})"
     if stages.rerank_engine is not None:
         spec = stages.rerank_engine.spec
         title += f", then by {score_name(spec, stages.plan.method)} ({stored_name(spec)})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
@@ -18,6 +19,7 @@ from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, check_widths
 from millpond.ingest.sinks.succession import Succession
+from millpond.values.fingerprint import ModelIdentity
 from millpond.vectors.linear_map import Bridge
 
 Answer = TypeVar("Answer")
@@ -108,6 +110,11 @@ class CollectionReader(Generic[NativeFilter]):
         """Whether the opened collection can be searched with ``hybrid=True``."""
         manifest = self.manifest
         return manifest is not None and (manifest.sparse is not None or self.serving()._driver.ranks_texts())
+
+    @property
+    def ranks_texts(self) -> bool:
+        """Whether the database makes sparse vectors of the collection's texts itself."""
+        return self._driver.ranks_texts()
 
     @served
     def open(self) -> CollectionManifest:
@@ -204,6 +211,15 @@ class CollectionReader(Generic[NativeFilter]):
             opened = cast(Any, type(self))(self._connection.place, collection, **{**kept, **options})
         opened.follows = False
         return cast("Self", opened)
+
+    def former(self) -> list[ModelIdentity]:
+        """The model of the collection that a migration has filled or left, and which does not serve, if it is there."""
+        found = self.own().succession
+        if found is None or not found.other:
+            return []
+        with suppress(InvalidRequestError):
+            return [self.named(found.other).own().identity]
+        return []
 
     def bridge(self, new: str) -> Bridge:
         """The bridge of the migration to a collection, which is read once.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from millpond.errors import InvalidRequestError
+from millpond.errors import FingerprintMismatchError, InvalidRequestError
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.protocol import StoredRow
 from millpond.mcp.targets.target import Found, Target, TargetOptions, engine_of
@@ -60,7 +60,13 @@ class CollectionTarget(Target):
         stages = self._opened
         with self._busy:
             asked = replace(stages, plan=replace(stages.plan, k=k), filter=dict(filter) if filter else None)
-            answer = asked.answer(Record("1", query))
+            try:
+                answer = asked.answer(Record("1", query))
+            except FingerprintMismatchError:  # it was migrated to another model, which is opened now
+                stages.sink.close()
+                self.load()
+                asked = replace(self._opened, plan=asked.plan, filter=asked.filter)
+                answer = asked.answer(Record("1", query))
         return [
             Found(id=each.hit.id, text=each.hit.text, metadata=each.hit.metadata, score=each.score)
             for each in answer.hits
