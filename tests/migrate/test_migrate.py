@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.migrate.engines import WordModel
+from tests.migrate.engines import Scattered, Turned, WordModel
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, SinkError, SinkUnavailableError
 from millpond.ingest import Record, RetryPolicy, ingest, point_id
+from millpond.ingest.sinks.driver import CollectionDriver
 from millpond.ingest.sinks.reader import CollectionReader
 from millpond.ingest.sinks.succession import Succession
 from millpond.migrate import migration as module
@@ -26,6 +27,7 @@ from millpond.migrate.row_copy import CopyOptions, RowCopy
 from millpond.testing.sink import fill, records
 
 sinks = pytest.importorskip("millpond_qdrant")
+QdrantDriver = pytest.importorskip("millpond_qdrant.driver").QdrantDriver
 
 OLD, NEW = WordModel("old"), WordModel("new", dimensions=64)
 QUESTION = "how to mend zip archives"
@@ -114,7 +116,7 @@ def test_readers_and_writers_follow_without_being_opened_again(
     assert len(reader.search(OLD, QUESTION)) == 10
     run(place())
     former = [hit.id for hit in reader.search(OLD, QUESTION)]  # has not read the manifest again
-    monkeypatch.setattr(type(reader._driver), "trusted", 0.0)
+    monkeypatch.setattr(CollectionDriver, "trusted", 0.0)
     with caplog.at_level(logging.WARNING):
         assert [hit.id for hit in reader.search(OLD, QUESTION)] == former
         reader.search(OLD, QUESTION)
@@ -178,10 +180,14 @@ def test_what_is_written_changed_and_deleted_meanwhile_is_mirrored(
             fill_on(writer, OLD, [Record("late", "x")])
         assert refused.value.retry_after
 
+    def replaced() -> None:
+        fill_on(writer, OLD, [last])
+        writer.delete([records()[1].id])
+
     Meddling(
         monkeypatch,
         lambda: fill_on(writer, OLD, many),
-        lambda: (fill_on(writer, OLD, [last]), writer.delete([records()[1].id])),
+        replaced,
         lambda: None,
         lambda: None,
         sealed,
@@ -268,7 +274,7 @@ def test_finish_waits_for_readers(place: Places, monkeypatch: pytest.MonkeyPatch
 
 def test_a_record_that_fails_holds_the_cut_over_back(place: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(place)
-    refused = sinks.sink.QdrantDriver.check
+    refused = QdrantDriver.check
 
     def check(self: Any, record: Record, widths: Any) -> None:
         refused(self, record, widths)
@@ -276,7 +282,7 @@ def test_a_record_that_fails_holds_the_cut_over_back(place: Places, monkeypatch:
             raise InvalidRequestError("it is too large")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sinks.sink.QdrantDriver, "check", check)
+        patch.setattr(QdrantDriver, "check", check)
         outcome = run(place())
     assert (outcome.failed, outcome.phase, outcome.serving) == (1, "filling", "docs")
     assert len(place().search(OLD, QUESTION)) == 10
@@ -394,9 +400,10 @@ def test_a_succession_of_a_later_version_is_refused(place: Places) -> None:
 
 
 def test_eight_threads_search_through_the_cut_over(place: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks.sink.QdrantDriver, "trusted", 0.01)
+    monkeypatch.setattr(CollectionDriver, "trusted", 0.01)
     shared = filled(place)
-    done, answers, failures = threading.Event(), [0, 0], []
+    done, answers = threading.Event(), [0, 0]
+    failures: list[tuple[str, int]] = []
 
     def search(number: int) -> None:
         sink, engine = (shared if number % 2 else place()), (OLD, NEW)[number % 4 == 3]
@@ -426,18 +433,6 @@ def test_eight_threads_search_through_the_cut_over(place: Places, monkeypatch: p
     assert failures == [] and min(answers) > 10
 
 
-def rotated(engine: WordModel, name: str) -> WordModel:
-    """A model whose vectors are those of another one, turned."""
-    turn = np.linalg.qr(np.random.default_rng(7).standard_normal((engine.spec.dimensions, 384)))[0].astype(np.float32)
-
-    class Rotated(WordModel):
-        def embed(self, texts: Any, **options: Any) -> Any:
-            found = engine.embed(texts, dimensions=None, normalize=options.get("normalize"))
-            return replace(found, embeddings=found.embeddings @ turn)
-
-    return Rotated(name)
-
-
 def wide(count: int = 400) -> list[Record]:
     generator = np.random.default_rng(3)
     words = [f"word{number}" for number in range(120)]
@@ -449,14 +444,9 @@ def wide(count: int = 400) -> list[Record]:
 
 def test_a_bridge_finds_old_vectors_by_new_questions(place: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(place, wide())
-    turned = rotated(OLD, "turned")
-    monkeypatch.setattr(sinks.sink.QdrantDriver, "trusted", 0.0)
+    turned = Turned(OLD)
+    monkeypatch.setattr(CollectionDriver, "trusted", 0.0)
     expected = [hit.id for hit in place().search(OLD, wide()[5].text, k=10)]
-    halfway = threading.Event()
-
-    class Halfway(CopyOptions):
-        pass
-
     options = CopyOptions()
     passed = RowCopy.run
 
@@ -480,15 +470,15 @@ def test_a_bridge_finds_old_vectors_by_new_questions(place: Places, monkeypatch:
     monkeypatch.setattr(RowCopy, "run", passed)
     assert run(place(), turned).phase == "live"
     Migration(place()).finish()
-    assert [hit.id for hit in place().search(OLD, wide()[5].text, k=10)] == expected  # the bridge back
+    assert [hit.id for hit in place().search(OLD, wide()[5].text, k=10)] == expected  # by the bridge back
     assert [hit.id for hit in place().search(turned, wide()[5].text, k=10)] == expected
-    del halfway, Halfway
 
 
 def test_models_that_differ_too_much_get_no_bridge(place: Places) -> None:
     filled(place, wide())
-    with pytest.raises(InvalidRequestError, match=r"a bridge would find 0\.\d\d of .* run without --bridge"):
-        run(place(), WordModel("new"), bridge=True)
+    other = Scattered("scattered")
+    with pytest.raises(InvalidRequestError, match=r"questions would find 0\.\d\d of .* run without --bridge"):
+        run(place(), other, bridge=True)
     with pytest.raises(FingerprintMismatchError, match="built by old"):
-        place().search(WordModel("new"), QUESTION)
-    assert run(place(), WordModel("new")).phase == "live"
+        place().search(other, QUESTION)
+    assert run(place(), other).phase == "live"

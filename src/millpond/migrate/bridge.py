@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.sinks.collection import CollectionSink
@@ -17,6 +18,8 @@ from millpond.vectors.linear_map import Bridge, LinearMap, Rows, procrustes, rid
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
+
+Places = npt.NDArray[np.int64]
 
 LEAST_RECALL = 0.9
 _FITTED_ROWS = 20_000
@@ -78,16 +81,19 @@ def fit_bridge(
     copy.fill(chosen)
     source, target, texts = _both(old, new, chosen)
     held = max(1, min(_HELD_OUT, int(len(texts) * _HELD_OUT_SHARE)))
-    asked = [match[0] for text in texts[:held] if (match := _WORDS.search(text))]
-    full = engine.embed(asked, role="query", dimensions=engine.spec.dimensions, normalize=False).embeddings
+    beginnings = {place: match[0] for place, text in enumerate(texts[:held]) if (match := _WORDS.search(text))}
+    asked = np.fromiter(beginnings, np.int64)
+    full = engine.embed(
+        list(beginnings.values()), role="query", dimensions=engine.spec.dimensions, normalize=False
+    ).embeddings
     questions = matryoshka.cut(full, target.shape[1], normalize=True)
-    name, forward, recall = _chosen(target, source, held, questions)
-    _, back, recall_back = _chosen(source, target, held, source[:held])
+    name, forward, recall = _chosen(target, source, held, questions, asked)
+    _, back, recall_back = _chosen(source, target, held, source[:held], np.arange(held))
     if recall < least:
         raise InvalidRequestError(
-            f"a bridge would find {recall:.2f} of the ten rows that {engine.spec.name} finds itself, measured with "
-            f"{len(asked)} questions and {len(texts)} rows, and {least:g} are needed: the two models differ too much; "
-            "run without --bridge, and search with the former model until the cut-over"
+            f"by a bridge questions would find {recall:.2f} of what they find with the vectors of {engine.spec.name} "
+            f"itself ({len(asked)} beginnings of texts, {len(texts)} rows), and {least:g} is needed: the two models "
+            "differ too much; run without --bridge, and search with the former model until the cut-over"
         )
     bridge = Bridge(forward=forward, back=back, recall=recall, recall_back=recall_back)
     return FittedBridge(bridge=bridge, rows=len(texts) - held, questions=len(asked), form=name)
@@ -123,36 +129,41 @@ def _both(old: CollectionSink[Any], new: CollectionSink[Any], ids: list[str]) ->
     )
 
 
-def _chosen(source: Rows, target: Rows, held: int, questions: Rows) -> tuple[str, LinearMap, float]:
-    """The map from ``source`` to ``target`` by which the questions find most, its name, and the share that they find.
+def _chosen(source: Rows, target: Rows, held: int, questions: Rows, asked: Places) -> tuple[str, LinearMap, float]:
+    """The map from ``source`` to ``target`` by which questions find their rows best, its name, and the share found.
 
-    Fitted on the rows behind the first ``held``; what a question finds is compared with what it finds in ``source``.
+    Fitted on the rows behind the first ``held``. Question ``i`` is the beginning of row ``asked[i]``, which it is to
+    find among all rows. How many do is compared with how many do in ``source``, where the model is at home.
     """
     candidates = {"procrustes": procrustes(source[held:], target[held:])}
     candidates |= {f"ridge {weight:g}": ridge(source[held:], target[held:], weight) for weight in _WEIGHTS}
-    own = _nearest(questions, source)
-    found = {name: _recall(own, _nearest(each.apply(questions), target)) for name, each in candidates.items()}
-    best = max(found, key=found.__getitem__)
-    return best, _calibrated(candidates[best], source, target, questions, own), found[best]
+    ranks = {name: _ranks(each.apply(questions), target, asked) for name, each in candidates.items()}
+    best = max(ranks, key=lambda name: float((1 / ranks[name]).mean()))
+    # A model that finds less than half of its own rows is none that others are measured by.
+    own = max(len(asked) / 2, int((_ranks(questions, source, asked) <= _K).sum()))
+    recall = min(1.0, int((ranks[best] <= _K).sum()) / own)
+    return best, _calibrated(candidates[best], source, target, questions), recall
 
 
-def _nearest(questions: Rows, rows: Rows) -> Any:
-    """The places of the ten rows nearest to each question, ``[q, 10]``."""
-    unit = questions / np.maximum(np.linalg.norm(questions, axis=1, keepdims=True), 1e-12)
-    count = min(_K, len(rows))
-    return np.argpartition(-(unit @ rows.T), count - 1, axis=1)[:, :count]
+def _ranks(questions: Rows, rows: Rows, asked: Places) -> npt.NDArray[np.float64]:
+    """The rank of each question's row, from 1."""
+    scores = _unit(questions) @ rows.T  # [q, n]
+    own = np.take_along_axis(scores, asked[:, None], axis=1)
+    ranks: npt.NDArray[np.float64] = 1.0 + (scores > own).sum(axis=1)
+    return ranks
 
 
-def _recall(own: Any, found: Any) -> float:
-    return float(np.mean([len(set(one) & set(other)) / len(one) for one, other in zip(own, found, strict=True)]))
+def _unit(rows: Rows) -> Rows:
+    return matryoshka.cut(rows, rows.shape[1], normalize=True)
 
 
-def _calibrated(mapping: LinearMap, source: Rows, target: Rows, questions: Rows, own: Any) -> LinearMap:
+def _calibrated(mapping: LinearMap, source: Rows, target: Rows, questions: Rows) -> LinearMap:
     """The map with the line that turns the cosines of its hits into those of the questions' own model."""
-    mapped = mapping.apply(questions)
-    mapped /= np.maximum(np.linalg.norm(mapped, axis=1, keepdims=True), 1e-12)
-    there = np.einsum("qd,qkd->qk", mapped, target[own]).ravel()
-    here = np.einsum("qd,qkd->qk", questions, source[own]).ravel()
+    own = questions @ source.T  # [q, n]
+    count = min(_K, len(source))
+    nearest = np.argpartition(-own, count - 1, axis=1)[:, :count]
+    here = np.take_along_axis(own, nearest, axis=1).ravel()
+    there = np.take_along_axis(_unit(mapping.apply(questions)) @ target.T, nearest, axis=1).ravel()
     scale, offset = np.polyfit(there, here, 1)
     if not (np.isfinite(scale) and scale > 0):  # cosines that do not vary tell nothing
         return mapping

@@ -55,7 +55,7 @@ class Bridge:
     Attributes:
         forward: From the new model's to the old one's.
         back: From the old model's to the new one's.
-        recall: Expected share of the new model's ten best rows that a question finds by ``forward``.
+        recall: Expected recall at ten of questions by ``forward``, as a share of what they find with the new vectors.
         recall_back: The same of ``back``.
     """
 

@@ -90,28 +90,26 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
             if not self._connection.found():
                 self._connection.create(lambda: self._driver.create(own))
             stored = self._stored_manifest()
-            if self._takes_no_part(stored):
-                return self._prepare_serving(stored, spec, sparse=sparse, chunked=chunked)
-            own = replace(
-                own,
-                dimensions=stored.dimensions if self.dimensions is None else own.dimensions,
-                fields=self._fields or stored.fields,
-            )
-            stored.check_write(own, spec, collection=self.collection, sparse=chosen)
-            self._driver.prepare(stored)
-            self._driver.load()
+            if not self._takes_no_part(stored):
+                own = replace(
+                    own,
+                    dimensions=stored.dimensions if self.dimensions is None else own.dimensions,
+                    fields=self._fields or stored.fields,
+                )
+                stored.check_write(own, spec, collection=self.collection, sparse=chosen)
+                self._driver.prepare(stored)
+                self._driver.load()
         self._manifest, self._prepared = stored, self
+        if self._takes_no_part(stored):
+            self._prepare_serving(spec, sparse=sparse, chunked=chunked)
 
     def _takes_no_part(self, stored: CollectionManifest) -> bool:
         """Whether another collection answers by this one's name."""
         succession = stored.succession
         return self.follows and succession is not None and succession.serving != self.collection
 
-    def _prepare_serving(
-        self, stored: CollectionManifest, spec: ModelSpec, *, sparse: ModelSpec | None, chunked: bool
-    ) -> None:
+    def _prepare_serving(self, spec: ModelSpec, *, sparse: ModelSpec | None, chunked: bool) -> None:
         """Prepare the collection that answers by this one's name, with what was asked of this one."""
-        self._manifest = stored
         sink = self.serving()
         sink.dimensions, sink._fields, sink.hybrid = self.dimensions, self._fields, self.hybrid
         sink.prepare(spec, sparse=sparse, chunked=chunked)
