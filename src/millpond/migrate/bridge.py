@@ -23,7 +23,7 @@ Places = npt.NDArray[np.int64]
 
 LEAST_RECALL = 0.9
 _FITTED_ROWS = 20_000
-_LEAST_ROWS = 100
+LEAST_ROWS = 100
 _HELD_OUT_SHARE, _HELD_OUT = 0.1, 1000
 _WEIGHTS = (1e-3, 1e-2, 1e-1, 1.0)
 _PAGE = 512
@@ -73,10 +73,6 @@ def fit_bridge(
         InvalidRequestError: There are too few rows, or the recall is less.
     """
     ids = [row_id for row_id, _ in old.scan()]
-    if len(ids) < _LEAST_ROWS:
-        raise InvalidRequestError(
-            f"a bridge needs {_LEAST_ROWS} rows, and the collection has {len(ids)}; run without --bridge"
-        )
     chosen = random.Random(0).sample(ids, min(len(ids), _FITTED_ROWS))
     copy.fill(chosen)
     source, target, texts = _both(old, new, chosen)
@@ -116,9 +112,9 @@ def _both(old: CollectionSink[Any], new: CollectionSink[Any], ids: list[str]) ->
                 first.append(one.vectors[widths[0]])
                 second.append(other.vectors[widths[1]])
                 texts.append(one.text or "")
-    if len(texts) < _LEAST_ROWS:
+    if len(texts) < LEAST_ROWS:
         raise InvalidRequestError(
-            f"only {len(texts)} rows have readable vectors in both collections, and a bridge needs {_LEAST_ROWS}; run "
+            f"only {len(texts)} rows have readable vectors in both collections, and a bridge needs {LEAST_ROWS}; run "
             "without --bridge"
         )
     mine, others = np.stack(first), np.stack(second)

@@ -15,9 +15,10 @@ from millpond.errors import InvalidRequestError, MillpondError, SinkError
 from millpond.ingest.chunking import Chunker
 from millpond.ingest.pipeline.comparison import has_content
 from millpond.ingest.record import point_id
+from millpond.ingest.sinks.bridge_rows import FORM, bridge_rows
 from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.succession import Phase, Succession, bridge_name
-from millpond.migrate.bridge import fit_bridge
+from millpond.migrate.bridge import LEAST_ROWS, fit_bridge
 from millpond.migrate.change import Change
 from millpond.migrate.row_copy import CopyOptions, Pass, RowCopy
 from millpond.vectors import matryoshka
@@ -146,6 +147,8 @@ class Migration:
         if found is not None and found.phase == "live":
             return self._outcome()
         old = self.head.named(self.old_name())
+        if bridge:
+            self._check_bridged(old)
         new = self._writer(name, self.change.options)
         new.create(self.change.manifest(old.own()))
         chunking = self.change.chunking
@@ -172,7 +175,6 @@ class Migration:
         )
         self._note(filling)
         if bridge and known is None:
-            self._check_bridged(old)
             filling = self._bridged(filling, old, new, engine, copy)
         return self._advance(filling, copy, new, engine, former=old.own().fingerprint)
 
@@ -363,10 +365,14 @@ class Migration:
     def _bridged(
         self, filling: Succession, old: CollectionSink[Any], new: CollectionSink[Any], engine: Engine, copy: RowCopy
     ) -> Succession:
-        from millpond.ingest.sinks.bridge_rows import store_bridge
-
         bridge = fit_bridge(old, new, engine=engine, copy=copy)
-        store_bridge(self.head, filling.other, bridge.bridge)
+        side = self.head.sibling(bridge_name(filling.other), bare=True)
+        try:
+            side.create(FORM)
+            for row in bridge_rows(bridge.bridge):
+                side.write(row)
+        finally:
+            side.close()
         bridged = replace(
             filling, recall=bridge.bridge.recall, former=old.own().fingerprint if bridge.goes_back else ""
         )
@@ -393,6 +399,10 @@ class Migration:
             raise InvalidRequestError(
                 "a bridge takes questions to dense vectors only, and the collection is searched by sparse ones, too; "
                 "run without --bridge, and search with the former model until the cut-over"
+            )
+        if (rows := old.count()) < LEAST_ROWS:
+            raise InvalidRequestError(
+                f"a bridge needs {LEAST_ROWS} rows, and the collection has {rows}; run without --bridge"
             )
 
     def _check_name(self) -> None:

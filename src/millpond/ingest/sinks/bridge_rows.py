@@ -1,10 +1,9 @@
-"""The bridge of a migration, stored in the database itself: as texts of a small collection beside the new one."""
+"""The bridge of a migration as rows, by which it is stored in the database itself, beside the new collection."""
 
 from __future__ import annotations
 
 import zlib
 from base64 import b64decode, b64encode
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,54 +11,42 @@ from millpond.errors import SinkError
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.batch import WriteBatch
 from millpond.ingest.sinks.manifest import CollectionManifest
-from millpond.ingest.sinks.succession import bridge_name
+from millpond.ingest.sinks.protocol import ReadsContent
 from millpond.vectors.linear_map import Bridge
-
-if TYPE_CHECKING:
-    from millpond.ingest.sinks.collection import CollectionSink
-    from millpond.ingest.sinks.reader import CollectionReader
 
 # Every database has vectors of this width, of which these rows have no use.
 _WIDTH = 8
 # Characters of a text: Milvus stores 65,535.
 _PART = 48_000
 
+FORM = CollectionManifest(fingerprint="bridge", model="a bridge", dimensions=(_WIDTH,), fields="plain")
+"""The manifest of the collection of such rows."""
 
-def store_bridge(sink: CollectionSink[Any], new: str, bridge: Bridge) -> None:
-    """Store a bridge beside the collection ``new``, in place of an earlier one.
+
+def bridge_rows(bridge: Bridge) -> list[WriteBatch]:
+    """Rows that hold a bridge, in the order in which they are written: the first part last, without which it is none.
 
     Args:
-        sink: A sink of the database.
-        new: The name or URL of the new collection.
         bridge: The bridge.
 
-    Raises:
-        SinkError: The database refuses.
+    Returns:
+        Batches of one row.
     """
     content = bridge.to_bytes()
     text = b64encode(content).decode()
     parts = [text[start : start + _PART] for start in range(0, len(text), _PART)]
     facts = {"parts": len(parts), "checksum": zlib.crc32(content)}
-    # The first one last: without it there is no bridge.
     rows = [Record(_id(number), part, {} if number else facts) for number, part in reversed([*enumerate(parts)])]
-    side = sink.sibling(bridge_name(new), bare=True)
-    try:
-        side.create(
-            CollectionManifest(fingerprint="bridge", model="millpond's bridge", dimensions=(_WIDTH,), fields="plain")
-        )
-        for row in rows:
-            unit = np.eye(1, _WIDTH, dtype=np.float32)
-            side.write(WriteBatch(records=[row], ids=[point_id(row.id)], vectors={_WIDTH: unit}))
-    finally:
-        side.close()
+    unit = np.eye(1, _WIDTH, dtype=np.float32)
+    return [WriteBatch(records=[row], ids=[point_id(row.id)], vectors={_WIDTH: unit}) for row in rows]
 
 
-def load_bridge(sink: CollectionReader[Any], new: str) -> Bridge:
-    """The bridge beside the collection ``new``.
+def load_bridge(side: ReadsContent, name: str) -> Bridge:
+    """The bridge that a collection holds.
 
     Args:
-        sink: A sink of the database.
-        new: The name or URL of the new collection.
+        side: The sink of the collection.
+        name: Its name, for the error.
 
     Returns:
         The bridge.
@@ -67,7 +54,6 @@ def load_bridge(sink: CollectionReader[Any], new: str) -> Bridge:
     Raises:
         SinkError: It is not there, or damaged.
     """
-    side = sink.sibling(bridge_name(new), bare=True)
     try:
         first = side.read_rows([point_id(_id(0))]).get(point_id(_id(0)))
         facts = {} if first is None else dict(first.metadata or {})
@@ -79,11 +65,9 @@ def load_bridge(sink: CollectionReader[Any], new: str) -> Bridge:
         return Bridge.from_bytes(content)
     except (ValueError, KeyError, TypeError) as error:
         raise SinkError(
-            f"the bridge in collection {bridge_name(new)!r} cannot be read ({error}); make it again by millpond "
-            "migrate run --bridge, or search with the model that filled the collection"
+            f"the bridge in collection {name!r} cannot be read ({error}); search with the model that filled the "
+            "collection, or give the migration up and run it with a bridge again"
         ) from error
-    finally:
-        side.close()
 
 
 def _id(number: int) -> str:

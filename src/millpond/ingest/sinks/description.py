@@ -51,6 +51,7 @@ class CollectionDescription:
                 "fields": manifest.fields,
                 "chunked": manifest.chunked,
                 "run": manifest.run or None,  # the id of the run that wrote last
+                "succession": None if manifest.succession is None else manifest.succession.to_dict(),
                 "sparse": None if manifest.sparse is None else manifest.sparse.to_json(),
             }
             return {**content, **manifest.identity.to_json(), **form}

@@ -18,7 +18,7 @@ from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
 from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, check_widths
-from millpond.ingest.sinks.succession import Succession
+from millpond.ingest.sinks.succession import Succession, bridge_name
 from millpond.values.fingerprint import ModelIdentity
 from millpond.vectors.linear_map import Bridge
 
@@ -234,7 +234,12 @@ class CollectionReader(Generic[NativeFilter]):
             SinkError: It is not there, or damaged.
         """
         if new not in self._bridges:
-            self._bridges[new] = load_bridge(self, new)
+            name = bridge_name(new)
+            side = self.sibling(name, bare=True)
+            try:
+                self._bridges[new] = load_bridge(side, name)
+            finally:
+                side.close()
         return self._bridges[new]
 
     def collections(self) -> list[str]:
