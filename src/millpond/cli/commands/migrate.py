@@ -46,7 +46,7 @@ class ChangeOptions(SinkOptions):
 
     model: str = option(MISSING, "The new model: a hub id or a local folder.", "MODEL", flags="--model -m")
     to: str | None = option(
-        None, "URL of the new collection (default: at the same location, with a name of its own).", "URL"
+        None, "URL of the new collection (default: at the same location, with a name of its own).", "NEW-URL"
     )
     dimensions: options.Widths = None
     sparse_model: options.SparseModel = None
@@ -66,7 +66,7 @@ class CopyingOptions:
         flags="--bridge",
     )
     cache: options.Cache = None
-    dead_letters: Path | None = option(None, "File for the rows that cannot be embedded or stored.", "PATH")
+    dead_letters: Path | None = option(None, "File for the rows that cannot be embedded or stored.", "FILE")
     retry_for: float = option(120.0, "Seconds to wait for a database that does not answer.", "SECONDS", min=0.0)
 
 
