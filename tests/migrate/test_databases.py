@@ -244,5 +244,6 @@ def test_two_kills(url: str, opened: Open) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_fifty_kills(url: str, opened: Open) -> None:
     kill(url, opened, 50)

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import MISSING, asdict, dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -44,7 +44,7 @@ Format = Annotated[Literal["table", "json"], typer.Option(help=options.FORMAT)]
 class ChangeOptions(SinkOptions):
     """What the new collection has."""
 
-    model: str = option(MISSING, "The new model: a hub id or a local folder.", "MODEL", flags="--model -m")
+    model: options.Model
     to: str | None = option(
         None, "URL of the new collection (default: at the same location, with a name of its own).", "NEW-URL"
     )
