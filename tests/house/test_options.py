@@ -16,6 +16,8 @@ FORMS = {
     "--index": {"INDEX", "NAME=PATH"},
     "--id": {"COLUMN", "ID"},
     "--text": {"COLUMN,...", "TEXT"},
+    "--source": {"MODEL", "SOURCE"},  # what a file of weights was made of, and where records come from
+    "--to": {"URL", "NEW-URL"},
     "--log-level": {"", "LEVEL"},
 }
 

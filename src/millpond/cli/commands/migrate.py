@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -66,7 +65,6 @@ class CopyingOptions:
         flags="--bridge",
     )
     cache: options.Cache = None
-    dead_letters: Path | None = option(None, "File for the rows that cannot be embedded or stored.", "FILE")
     retry_for: float = option(120.0, "Seconds to wait for a database that does not answer.", "SECONDS", min=0.0)
 
 
@@ -112,7 +110,6 @@ def run(
     one. Run the same command again after it was stopped or killed; it goes on where it was. A row that cannot be
     embedded or stored is reported, nothing is cut over then, and the exit code is 1.
     """
-    from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
     from millpond.ingest.pipeline.delivery import RetryPolicy
     from millpond.ingest.pipeline.source_items import StopRequest
     from millpond.migrate.row_copy import CopyOptions
@@ -120,12 +117,10 @@ def run(
     with stop_signals() as signals, ExitStack() as stack:
         head = stack.enter_context(_opened(url))
         stop = StopRequest()
-        letters = None if copying.dead_letters is None else DeadLetterFile(copying.dead_letters, source=None)
         settings = CopyOptions(
             rows_per_second=copying.rows_per_second,
             retry=RetryPolicy(give_up_after=copying.retry_for),
             stop=stop,
-            dead_letters=letters,
         )
         migration = _migration(head, change, chunks, engine, columns, settings)
         migration.check()
