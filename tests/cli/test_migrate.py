@@ -97,4 +97,4 @@ def test_other_mistakes(run: Run, url: str, model: Path) -> None:
     assert "no former collection" in run("migrate", "rollback", url, code=2).err
     assert "nothing to finish" in run("migrate", "finish", url, "--yes", code=2).err
     few = run("migrate", "run", url, "-m", model, "--engine", "pooling=mean", "--bridge", code=2).err
-    assert "a bridge needs 100 rows, and the collection has 3; run without --bridge" in few
+    assert "a bridge needs 64 rows, and the collection has 3; run without --bridge" in few

@@ -21,7 +21,8 @@ from millpond.ingest.sinks.reader import CollectionReader
 from millpond.ingest.sinks.succession import Succession
 from millpond.migrate import migration as module
 from millpond.migrate.change import Change
-from millpond.migrate.migration import Migration, Outcome
+from millpond.migrate.migration import Migration
+from millpond.migrate.outcome import Outcome
 from millpond.migrate.plan import plan, status
 from millpond.migrate.row_copy import CopyOptions, RowCopy
 from millpond.testing.sink import fill, records

@@ -9,19 +9,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from millpond.errors import InvalidRequestError, MillpondError, SinkError
 from millpond.ingest.chunking import Chunker
-from millpond.ingest.pipeline.comparison import has_content
-from millpond.ingest.record import point_id
 from millpond.ingest.sinks.bridge_rows import FORM, bridge_rows
 from millpond.ingest.sinks.collection import CollectionSink
-from millpond.ingest.sinks.succession import Phase, Succession, bridge_name
-from millpond.migrate.bridge import LEAST_ROWS, fit_bridge
+from millpond.ingest.sinks.succession import Succession, bridge_name
+from millpond.migrate.bridge import LEAST_RECALL, LEAST_ROWS, fit_bridge
 from millpond.migrate.change import Change
+from millpond.migrate.outcome import Outcome
 from millpond.migrate.row_copy import CopyOptions, Pass, RowCopy
-from millpond.vectors import matryoshka
+from millpond.migrate.verify import verify_sample
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
@@ -34,42 +31,21 @@ _QUIET_ROWS, _QUIET_SHARE = 256, 0.001
 # Seconds for which writers wait at the least, and how many times as long as the last pass took.
 _SEALED, _SEALED_PASSES = 30.0, 4.0
 _SEALS = 8
-_LEAST_COSINE = 0.99
 # Seconds after a cut-over until every reader has read the manifest again: twice what a sink trusts it.
 SETTLED = 120.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What a command did.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Filling:
+    """A migration that has begun.
 
     Attributes:
-        collection: The name by which the collection is used.
-        serving: The collection that answers by it now.
-        other: The one that does not; empty if there is none.
-        phase: What was done last.
-        rows: How many rows the serving collection has.
-        written: Rows that were embedded and written.
-        deleted: Rows that were deleted.
-        failed: Records that could not be embedded or stored, for which nothing was cut over.
-        passes: How often the rows were gone through.
-        recall: The expected recall of the bridge; ``None`` without one.
-        stopped: Whether it was stopped; the same command goes on.
-        seconds: How long it took.
+        state: What the metadata says of it.
+        copy: Copies the rows of the old collection to the new one.
     """
 
-    collection: str
-    serving: str
-    other: str
-    phase: Phase | None
-    rows: int
-    written: int = 0
-    deleted: int = 0
-    failed: int = 0
-    passes: int = 0
-    recall: float | None = None
-    stopped: bool = False
-    seconds: float = 0.0
+    state: Succession
+    copy: RowCopy
 
 
 class Migration:
@@ -79,7 +55,12 @@ class Migration:
         head: The sink of the collection, by the name that readers and writers use.
         change: What the new collection has; ``None`` to go on with what the collection says, without embedding.
         options: How rows are copied.
+
+    Attributes:
+        least_recall: The least expected recall of a bridge.
     """
+
+    least_recall = LEAST_RECALL
 
     def __init__(
         self, head: CollectionSink[Any], change: Change | None = None, *, options: CopyOptions | None = None
@@ -88,7 +69,6 @@ class Migration:
         self.options = options or CopyOptions()
         self._start = time.monotonic()
         self._passes: list[Pass] = []
-        self._recall: float | None = None
 
     def succession(self) -> Succession | None:
         """Which collections answer by the name, as it is stored now."""
@@ -141,18 +121,37 @@ class Migration:
             InvalidRequestError: As :meth:`check`, or the bridge would find too little.
             SinkError: The database refuses or does not answer, or the new collection is not as it should be.
         """
+        filling = self.begin(engine, sparse_engine=sparse_engine, bridge=bridge)
+        if filling is None:
+            return self._outcome()
+        former = filling.copy.source.own().fingerprint
+        return self._advance(filling.state, filling.copy, engine, former=former)
+
+    def begin(self, engine: Engine, *, sparse_engine: Engine | None = None, bridge: bool = False) -> Filling | None:
+        """Create the new collection, say so in the metadata, and fit the bridge.
+
+        Args:
+            engine: The engine of the new model.
+            sparse_engine: The engine of its sparse vectors; ``None`` for ``engine``.
+            bridge: Fit a bridge, unless there is one.
+
+        Returns:
+            What fills the new collection; ``None`` if it has cut over before.
+
+        Raises:
+            InvalidRequestError: As :meth:`check`, or the bridge would find too little.
+        """
         assert self.change is not None
         name = self.check()
         found = self.succession()
         if found is not None and found.phase == "live":
-            return self._outcome()
+            return None
         old = self.head.named(self.old_name())
         if bridge:
             self._check_bridged(old)
         new = self._writer(name, self.change.options)
         new.create(self.change.manifest(old.own()))
         chunking = self.change.chunking
-        chunker = None if chunking is None else Chunker.for_engine(engine, chunking)
         copy = RowCopy(
             old,
             new,
@@ -160,23 +159,22 @@ class Migration:
             sparse_engine=sparse_engine,
             options=self.options,
             records=self.change.records,
-            chunker=chunker,
+            chunker=None if chunking is None else Chunker.for_engine(engine, chunking),
         )
-        known = found.recall if found is not None and found.other == name else None
-        former = found.former if found is not None and found.other == name else ""
-        filling = Succession(
-            serving=old.collection if ":" not in self.old_name() else self.old_name(),
+        again = found is not None and found.other == name
+        state = Succession(
+            serving=self.old_name(),
             other=name,
             since=time.time(),
             rows=new.count(),
-            recall=known,
-            former=former,
+            recall=found.recall if again and found is not None else None,
+            former=found.former if again and found is not None else "",
             rechunks=self.change.rechunks,
         )
-        self._note(filling)
-        if bridge and known is None:
-            filling = self._bridged(filling, old, new, engine, copy)
-        return self._advance(filling, copy, new, engine, former=old.own().fingerprint)
+        self._note(state)
+        if bridge and state.recall is None:
+            state = self._bridged(state, copy, engine)
+        return Filling(state=state, copy=copy)
 
     def rollback(self, engine: Engine | None, *, sparse_engine: Engine | None = None) -> Outcome:
         """Let the old collection serve again, with the rows that were written since; the new one stays.
@@ -220,7 +218,7 @@ class Migration:
         old, new = self._writer(found.other, {}), self.head.named(found.serving)
         old.own().check_model(engine.spec, collection=found.other)
         copy = RowCopy(new, old, engine=engine, sparse_engine=sparse_engine, options=self.options)
-        return self._advance(found, copy, old, engine, then=back)
+        return self._advance(found, copy, engine, then=back)
 
     def finish(self) -> Outcome:
         """Drop the collection that does not serve. The name goes on: an empty collection points to the one that serves.
@@ -279,7 +277,6 @@ class Migration:
         self,
         state: Succession,
         copy: RowCopy,
-        target: CollectionSink[Any],
         engine: Engine,
         *,
         former: str = "",
@@ -294,7 +291,7 @@ class Migration:
                 return self._outcome()
             if done.changed <= max(_QUIET_ROWS, _QUIET_SHARE * done.read):
                 break
-        self._verify(copy, target, engine)
+        verify_sample(copy, engine)
         for _ in range(_SEALS):
             seconds = max(_SEALED, _SEALED_PASSES * self._passes[-1].seconds)
             sealed = replace(state, phase="sealed", since=time.time(), until=time.time() + seconds)
@@ -336,46 +333,17 @@ class Migration:
         logger.info("a pass: %s", done)
         return None if self.options.stop.is_set() else done
 
-    def _verify(self, copy: RowCopy, target: CollectionSink[Any], engine: Engine) -> None:
-        """Raise SinkError unless the rows of a sample have their texts and the vectors of the engine."""
-        sample, widths = copy.sample, target.own().dimensions
-        if not sample:
-            return
-        ids = [point_id(record.id, record.chunk) for record in sample]
-        stored = target.read_rows(ids, widths=widths)
-        texts = [record.text for record in sample]
-        rows = engine.embed(texts, role="document", dimensions=engine.spec.dimensions, normalize=False).embeddings
-        wrong = 0
-        for width in widths:
-            cut = matryoshka.cut(rows, width, normalize=True)
-            for number, (row_id, record) in enumerate(zip(ids, sample, strict=True)):
-                row = stored.get(row_id)
-                if row is None or not has_content(row, record):
-                    continue  # changed meanwhile, which the next pass sees
-                vector = row.vectors.get(width)
-                if vector is not None and not _cosine(vector, cut[number]) >= _LEAST_COSINE:
-                    wrong += 1
-        if wrong:
-            raise SinkError(
-                f"{wrong} of {len(ids)} vectors of collection {target.collection!r} are not those of "
-                f"{engine.spec.name}; nothing was cut over. Give the migration up by millpond migrate rollback and "
-                "finish, and run it again"
-            )
-
-    def _bridged(
-        self, filling: Succession, old: CollectionSink[Any], new: CollectionSink[Any], engine: Engine, copy: RowCopy
-    ) -> Succession:
-        bridge = fit_bridge(old, new, engine=engine, copy=copy)
-        side = self.head.sibling(bridge_name(filling.other), bare=True)
+    def _bridged(self, state: Succession, copy: RowCopy, engine: Engine) -> Succession:
+        fitted = fit_bridge(copy.source, copy.target, engine=engine, copy=copy, least=self.least_recall)
+        side = self.head.sibling(bridge_name(state.other), bare=True)
         try:
             side.create(FORM)
-            for row in bridge_rows(bridge.bridge):
+            for row in bridge_rows(fitted.bridge):
                 side.write(row)
         finally:
             side.close()
-        bridged = replace(
-            filling, recall=bridge.bridge.recall, former=old.own().fingerprint if bridge.goes_back else ""
-        )
+        former = copy.source.own().fingerprint if fitted.goes_back else ""
+        bridged = replace(state, recall=fitted.bridge.recall, former=former)
         self._note(bridged)
         return bridged
 
@@ -467,8 +435,3 @@ class Migration:
             stopped=stopped,
             seconds=time.monotonic() - self._start,
         )
-
-
-def _cosine(stored: Any, computed: Any) -> float:
-    length = float(np.linalg.norm(stored))
-    return float(stored @ computed) / length if length else 0.0

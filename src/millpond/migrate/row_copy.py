@@ -106,6 +106,7 @@ class RowCopy:
 
     Attributes:
         source: The collection with the rows.
+        target: The collection that is brought into step.
         sample: Some of the rows of the last pass, each with the same chance.
     """
 
@@ -120,7 +121,7 @@ class RowCopy:
         records: Records | None = None,
         chunker: Splitter | None = None,
     ) -> None:
-        self.source, self._target = source, target
+        self.source, self.target = source, target
         self._engine, self._sparse = engine, sparse_engine
         self.options = options or CopyOptions()
         self._records, self._chunker = records, chunker
@@ -134,7 +135,7 @@ class RowCopy:
         start = time.monotonic()
         self._from, self._sent = start, 0
         expected = bytearray()  # the keys of all rows
-        before = self._requests.send(self._target.count)
+        before = self._requests.send(self.target.count)
         total = max(0, self._requests.send(self.source.count) - before)
         report = self._ingest(self._lacking(expected, self._items()), total=total)
         stopped = report.stopped or self.options.stop.is_set()
@@ -153,12 +154,12 @@ class RowCopy:
         self._ingest(self._lacking(bytearray(), self._stored(row_ids)), total=len(row_ids))
 
     def _ingest(self, items: Iterator[Record | Rejected], *, total: int) -> IngestReport:
-        chunked = self._target.own().chunked
+        chunked = self.target.own().chunked
         return ingest(
             RecordReader(items, total=total or None),
             engine=self._engine,
             sparse_engine=self._sparse,
-            sink=self._target,
+            sink=self.target,
             show_progress=self.options.show_progress and total > 0,
             keep_blank=True,
             dead_letters=self.options.dead_letters,
@@ -182,7 +183,7 @@ class RowCopy:
                     self.sample.append(record)
                 elif (place := generator.randrange(seen)) < _SAMPLED:
                     self.sample[place] = record
-            stored = self._requests.send(lambda ids=ids: self._target.read_rows(ids))  # type: ignore[misc]
+            stored = self._requests.send(lambda ids=ids: self.target.read_rows(ids))  # type: ignore[misc]
             for row_id, record in zip(ids, records, strict=True):
                 row: StoredRow | None = stored.get(row_id)
                 if row is None or not has_content(row, record):
@@ -243,10 +244,10 @@ class RowCopy:
     def _drop_others(self, expected: bytearray) -> int:
         """Delete the rows of the target that the source does not have; returns how many."""
         known = np.sort(np.frombuffer(bytes(expected), f"S{_KEY}"))
-        doomed = self._requests.send(lambda: [row_id for row_id, _ in self._target.scan() if not _has(known, row_id)])
+        doomed = self._requests.send(lambda: [row_id for row_id, _ in self.target.scan() if not _has(known, row_id)])
         for start in range(0, len(doomed), _PAGE):
             part = doomed[start : start + _PAGE]
-            self._requests.send(lambda part=part: self._target.delete_rows(part))  # type: ignore[misc]
+            self._requests.send(lambda part=part: self.target.delete_rows(part))  # type: ignore[misc]
         return len(doomed)
 
 

@@ -24,7 +24,8 @@ from millpond.errors import InvalidRequestError
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
     from millpond.ingest.sinks.collection import CollectionSink
-    from millpond.migrate.migration import Migration, Outcome
+    from millpond.migrate.migration import Migration
+    from millpond.migrate.outcome import Outcome
     from millpond.migrate.row_copy import CopyOptions
     from millpond.values.spec import ModelSpec
 
