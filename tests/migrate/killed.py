@@ -15,8 +15,9 @@ from millpond.migrate.row_copy import CopyOptions
 if __name__ == "__main__":
     url, rate = sys.argv[1:]
     engine = WordModel("new", dimensions=64)
-    print("ready", flush=True)
     head = open_sink(url)
+    head.open()  # type: ignore[attr-defined]
+    print("ready", flush=True)
     options = CopyOptions(rows_per_second=float(rate), show_progress=False)
     outcome = Migration(head, Change(spec=engine.spec), options=options).run(engine)  # type: ignore[arg-type]
     assert outcome.phase == "live", outcome

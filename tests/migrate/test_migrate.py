@@ -59,6 +59,7 @@ def place(tmp_path: Path) -> Iterator[Places]:
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers follow at once, so that finish need not wait for them."""
     monkeypatch.setattr(module, "SETTLED", 0.0)
+    monkeypatch.setattr(module, "IN_FLIGHT", 0.0)
 
 
 def filled(place: Places, rows: list[Record] | None = None, **options: Any) -> Any:
@@ -198,6 +199,39 @@ def test_what_is_written_changed_and_deleted_meanwhile_is_mirrored(
     assert outcome.phase == "live" and len(rows) == 48 + 400 - 1 and outcome.deleted == 1
     assert rows[point_id(last.id)] == (last.id, "another text", {"n": -1})
     assert point_id(records()[1].id) not in rows
+
+
+def test_a_write_that_lands_after_the_last_pass_is_taken_along(place: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = filled(place)
+    raw = writer.sibling("docs")
+    raw.prepare(OLD.spec)
+    deleted = records()[0]
+    noted = CollectionReader.note_succession
+
+    def late(self: Any, succession: Any) -> None:
+        noted(self, succession)
+        if succession is not None and succession.phase == "live":
+            fill_on(raw, OLD, [Record("late", "a late text"), Record("newer", "by the old model")])
+            fill(place(), NEW, [Record("newer", "by the new model")], (64,))
+            place().delete([deleted.id])
+
+    monkeypatch.setattr(CollectionReader, "note_succession", late)
+    run(place())
+    monkeypatch.setattr(CollectionReader, "note_succession", noted)
+    rows = contents(place(), NEW)
+    assert rows[point_id("late")][1] == "a late text" and rows[point_id("newer")][1] == "by the new model"
+    assert point_id(deleted.id) not in rows and len(rows) == 49
+    raw.close()
+
+
+def test_an_alias_is_a_name_like_any_other(place: Places) -> None:
+    before = contents(filled(place), OLD)
+    place().swap_alias("live")
+    outcome = run(place("live"))
+    assert outcome.collection == "live" and contents(place("live"), NEW) == before
+    assert contents(place(), NEW) == before  # the collection itself, whose metadata it is
+    assert Migration(place("live")).rollback(OLD).phase == "rolled back"  # type: ignore[arg-type]
+    assert contents(place("live"), OLD) == before
 
 
 def test_a_run_that_is_killed_goes_on_and_a_dead_seal_ends(place: Places, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,8 @@ _QUIET_ROWS, _QUIET_SHARE = 256, 0.001
 # Seconds for which writers wait at the least, and how many times as long as the last pass took.
 _SEALED, _SEALED_PASSES = 30.0, 4.0
 _SEALS = 8
+# Seconds that requests take which began before writers were held back.
+IN_FLIGHT = 1.0
 # Seconds after a cut-over until every reader has read the manifest again: twice what a sink trusts it.
 SETTLED = 120.0
 
@@ -296,6 +298,7 @@ class Migration:
             seconds = max(_SEALED, _SEALED_PASSES * self._passes[-1].seconds)
             sealed = replace(state, phase="sealed", since=time.time(), until=time.time() + seconds)
             self._note(sealed)
+            self.options.stop.wait(IN_FLIGHT)
             try:
                 done = self._pass(copy)
             except BaseException:
@@ -324,6 +327,8 @@ class Migration:
                 rechunks=state.rechunks,
             )
         self._note(replace(then, since=time.time()))
+        if not then.rechunks:
+            copy.take_late()
         return self._outcome()
 
     def _pass(self, copy: RowCopy) -> Pass | None:

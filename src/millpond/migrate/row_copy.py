@@ -129,17 +129,20 @@ class RowCopy:
         self._requests = RetryingWriter(self.options.retry, self.options.stop, lambda error, seconds: None)
         self._from = 0.0
         self._sent = 0
+        self._known: Any = np.zeros(0, f"S{_KEY}")  # the keys of the rows of the last pass
 
     def run(self) -> Pass:
         """Embed and write what differs, then delete what the source has no more; returns what was done."""
         start = time.monotonic()
         self._from, self._sent = start, 0
         expected = bytearray()  # the keys of all rows
+        # A count sees every acknowledged write, also in Milvus, and what is read after it as much.
         before = self._requests.send(self.target.count)
         total = max(0, self._requests.send(self.source.count) - before)
         report = self._ingest(self._lacking(expected, self._items()), total=total)
+        self._known = np.sort(np.frombuffer(bytes(expected), f"S{_KEY}"))
         stopped = report.stopped or self.options.stop.is_set()
-        deleted = 0 if stopped or report.failed else self._drop_others(expected)
+        deleted = 0 if stopped or report.failed else self._drop_others()
         return Pass(
             read=len(expected) // _KEY,
             written=report.written,
@@ -147,6 +150,19 @@ class RowCopy:
             failed=report.failed,
             seconds=time.monotonic() - start,
         )
+
+    def take_late(self) -> int:
+        """Copy rows that the source got after the last pass listed it, and the target has not; returns how many.
+
+        They were on their way when the collections changed places. A row that the last pass saw is left alone: somebody
+        may have changed or deleted it in the target since.
+        """
+        late = [row_id for row_id in self._ids() if not _has(self._known, row_id)]
+        for start in range(0, len(late), _PAGE):
+            part = late[start : start + _PAGE]
+            there = self._requests.send(lambda part=part: self.target.fetch(part))  # type: ignore[misc]
+            self.fill([row_id for row_id in part if row_id not in there])
+        return len(late)
 
     def fill(self, row_ids: Sequence[str]) -> None:
         """Embed and write some rows of the source, as they are there."""
@@ -241,9 +257,9 @@ class RowCopy:
             self.options.stop.wait(max(0.0, due - time.monotonic()))
         self._sent += 1
 
-    def _drop_others(self, expected: bytearray) -> int:
+    def _drop_others(self) -> int:
         """Delete the rows of the target that the source does not have; returns how many."""
-        known = np.sort(np.frombuffer(bytes(expected), f"S{_KEY}"))
+        known = self._known
         doomed = self._requests.send(lambda: [row_id for row_id, _ in self.target.scan() if not _has(known, row_id)])
         for start in range(0, len(doomed), _PAGE):
             part = doomed[start : start + _PAGE]

@@ -131,6 +131,11 @@ class TableSink(CollectionSink[NativeFilter], Generic[NativeFilter]):
         super().__init__(driver, dimensions=dimensions)
         self._table = driver
 
+    def drop(self) -> None:
+        """Delete the collection itself, with all of its rows: nothing is left to tidy up."""
+        super().drop()
+        self._table.writes = 0
+
     @served
     def create_index(self) -> None:
         """Build an index over the smallest width, by which a search finds its candidates, and one for dict filters.
