@@ -157,9 +157,9 @@ def test_a_reader_by_an_alias_notices_another_model(
         fill(other, second, records)
         second.swap_alias("docs")
         now = reader._read
-        monkeypatch.setattr("millpond.ingest.sinks.collection.time.monotonic", lambda: now + 59)
+        monkeypatch.setattr("millpond.ingest.sinks.reader.time.monotonic", lambda: now + 59)
         reader.search(engine, "tides")
-        monkeypatch.setattr("millpond.ingest.sinks.collection.time.monotonic", lambda: now + 61)
+        monkeypatch.setattr("millpond.ingest.sinks.reader.time.monotonic", lambda: now + 61)
         with pytest.raises(FingerprintMismatchError, match="max_length=64"):
             reader.search(engine, "tides")
         with pytest.raises(FingerprintMismatchError, match="max_length=64"):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
-from millpond.errors import InvalidRequestError
+from millpond.errors import FingerprintMismatchError, InvalidRequestError
 from millpond.ingest.record import point_id
 from millpond.ingest.sinks.bridge_rows import load_bridge
 from millpond.ingest.sinks.description import CollectionDescription, describe
@@ -385,7 +385,9 @@ class CollectionReader(Generic[NativeFilter]):
         """How many rows the collection holds; 0 before it is created."""
         if not self._connection.found():
             return 0
-        sink = self.serving()
+        sink = self
+        with suppress(FingerprintMismatchError):  # of a collection that millpond did not make
+            sink = self.serving()
         sink._driver.load()
         return sink._connection.request("a count", sink._driver.count)
 
