@@ -12,6 +12,7 @@ import pytest
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, SinkError
 from millpond.ingest.record import Record
 from millpond.ingest.sinks.collection import CollectionSink
+from millpond.ingest.sinks.stored_rows import stored_records, stored_rows
 from millpond.testing.engine import WordEngine
 from millpond.testing.filters import EQUALS, FACETED, RANGES, REFUSED
 from millpond.testing.sink import ODD, SinkContract, fill, records, vectors
@@ -231,6 +232,11 @@ class CollectionSinkContract(SinkContract):
             assert {id: (hit.text, hit.metadata) for id, hit in hits.items()} == {
                 record.id: (record.text, record.metadata) for record in ODD
             }
+            stored = {record.id: record for record in stored_records(sink)}
+            assert stored == {record.id: record for record in ODD}
+            assert [row.text for page in stored_rows(sink, page=1) for row in page.values()] == [
+                record.text for record in stored.values()
+            ]
 
     def test_a_collection_opened_again_is_the_same(self, tmp_path: Path, engine: WordEngine) -> None:
         layout = self.layouts[-1]
