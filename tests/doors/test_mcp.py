@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
@@ -136,6 +137,23 @@ def test_a_folder_over_standard_input(folder: Path, environment: dict[str, str],
         assert "no text of id 'README.md:4-5' now" in await refused(client, "get", id="README.md:4-5")
 
     over_stdio([str(folder)], environment, mode, ask)
+
+
+def test_a_start_removes_the_indexes_that_nobody_uses(folder: Path, environment: dict[str, str]):
+    cache = Path(environment["XDG_CACHE_HOME"]) / "millpond" / "mcp"
+    cache.mkdir(parents=True)
+    old, then = cache / "old.db", time.time() - 91 * 86_400
+    old.write_bytes(b"")
+    os.utime(old, (then, then))
+
+    async def ask(client: Any) -> set[str]:
+        await called(client, "search", query="when is the shop open?")
+        return {path.suffix for path in cache.iterdir()}
+
+    assert over_stdio([str(folder)], environment, "auto", ask) >= {".db", ".use"}
+    assert not old.exists()
+    (mark,) = cache.glob("*.use")
+    assert mark.read_text() == str(folder) and mark.with_suffix(".db").stat().st_size > 0
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,13 +1,15 @@
-"""millpond's vectors in LanceDB."""
+"""millpond's vectors in LanceDB. Importing it registers the embedding function "millpond"."""
 
 from typing import TYPE_CHECKING, Any
 
+from millpond_lancedb.embeddings import MillpondEmbeddings
+from millpond_lancedb.reranker import MillpondReranker
 from millpond_lancedb.url import sink_from_url
 
 if TYPE_CHECKING:
     from millpond_lancedb.sink import LanceDBSink
 
-__all__ = ["LanceDBSink", "sink_from_url"]
+__all__ = ["LanceDBSink", "MillpondEmbeddings", "MillpondReranker", "sink_from_url"]
 
 
 def __getattr__(name: str) -> Any:

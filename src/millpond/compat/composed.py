@@ -15,7 +15,10 @@ from millpond.compat.notices import log_rerank_method
 from millpond.tasks import Role
 
 if TYPE_CHECKING:
-    from millpond import EmbeddingOutput, Engine, RerankOutput
+    from millpond import EmbeddingOutput, Engine, RerankOutput, TokenEmbeddingOutput
+
+MACHINE = frozenset(["engine", "device", "cache", "compile", "max_batch_tokens", "trust_remote_code"])
+"""What another process, or another machine, chooses for itself; no vector depends on it."""
 
 
 class ModelSource(EngineSource):
@@ -102,6 +105,31 @@ class SparseEmbedder(PromptSource, ModelSource):
 
         params = PoolingParams(role=role, prompt=self._prompt(engine, role), truncate=self.truncate)
         return {"task": "sparse_embed", "params": params}
+
+
+class TokenEmbedder(PromptSource, ModelSource):
+    """A model that makes a vector of each token of a text, for MaxSim.
+
+    Attributes:
+        dimensions: Matryoshka width of the vectors.
+        normalize: Whether to L2-normalize the vectors.
+        pooling: As of an embedder, with which it then shares an engine; token vectors do not depend on it.
+        cache: As of an embedder; token vectors are computed anew.
+    """
+
+    kind = "embedding"
+    loading = (*ModelSource.loading, "pooling", "cache")
+
+    dimensions: int | None = Field(default=None, gt=0, strict=True)
+    normalize: bool = True
+    pooling: str | None = None
+    cache: PathStr | None = None
+
+    def embed(self, texts: Sequence[str], role: Role) -> TokenEmbeddingOutput:
+        """A matrix of each text in a role, ``[tokens, d]``."""
+        engine = self._engine()
+        options = {name: getattr(self, name) for name in ("dimensions", "normalize", "truncate")}
+        return engine.token_embed(texts, role=role, prompt=self._prompt(engine, role), **options)
 
 
 class Scorer(ScorerSource, ModelSource):
