@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from numbers import Real
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mteb
@@ -34,6 +35,7 @@ from millpond.mteb import (
     model_of,
     sts_task,
 )
+from millpond.mteb.choice import find_tasks
 from millpond.mteb.prompts import listed_options
 
 pytestmark = pytest.mark.door
@@ -346,6 +348,17 @@ def test_results_are_mtebs_files_and_are_not_computed_again(folder: Path, tmp_pa
     assert not changed.stored and changed.score != row.score
 
 
+def test_a_published_model_has_its_name_and_its_commit(engine_of: EngineOf):
+    engine = engine_of("minilm")
+    model = MillpondEncoder(engine=engine)
+    spec = replace(engine.spec, name="intfloat/e5-base-v2", settings={**engine.spec.settings, "revision": "abc"})
+    model.engine = SimpleNamespace(spec=spec, config=engine.config, dtype="float32")
+    meta = model._meta()
+    listed = MODEL_REGISTRY["intfloat/e5-base-v2"]
+    assert (meta.name, meta.revision, meta.n_parameters) == (listed.name, "abc", listed.n_parameters)
+    assert meta.experiment_name is None and meta.loader is MillpondEncoder and meta.max_tokens == 256
+
+
 def test_options_that_change_vectors_have_results_of_their_own(minilm_folder: Path):
     with Engine(minilm_folder, device="cpu", dtype="bfloat16", max_length=64, backend="torch") as engine:
         meta = MillpondEncoder(engine=engine).mteb_model_meta
@@ -372,12 +385,20 @@ def test_a_first_stage_finds_what_a_reranker_ranks(run: Run, folder: Path, tmp_p
     assert not evaluate(reranker, beir_task(folder), first_stage=embedder, candidates=5, output=tmp_path)[0].stored
 
 
-def test_tasks_that_a_model_cannot_be_measured_on(pairs: Path, engine_of: EngineOf):
+def test_a_name_is_a_task_or_a_benchmark():
+    assert [task.metadata.name for task in find_tasks("SciFact")] == ["SciFact"]
+    english = find_tasks("MTEB(eng, v2)")
+    assert len(english) > 30 and {"STS12", "ArguAna"} < {task.metadata.name for task in english}
+
+
+def test_tasks_that_a_model_cannot_be_measured_on(pairs: Path, checkpoint_of: CheckpointOf, engine_of: EngineOf):
     for write in (write_stanford, write_splade, write_cross_encoder):
         with pytest.raises(InvalidRequestError, match="compares one vector of each text"):
             evaluate(model_of(engine_of(write)), sts_task(pairs))
     with pytest.raises(InvalidRequestError, match="image; millpond reads text only"):
         evaluate(model_of(engine_of("minilm")), mteb.get_task("CIFAR10Clustering"))
+    with pytest.raises(UnsupportedTaskError, match="serves classify.*; mteb measures embedders"):
+        model_of(engine_of(checkpoint_of("distilbert", head="SequenceClassification")))
     with pytest.raises(InvalidRequestError, match="dimensions=8 cuts the vector"):
         model_of(engine_of(write_splade), dimensions=8)
 
