@@ -23,6 +23,7 @@ from millpond.cli.commands.collections import app as collections
 from millpond.cli.commands.convert import convert
 from millpond.cli.commands.embed import embed
 from millpond.cli.commands.env import env
+from millpond.cli.commands.eval import evaluate
 from millpond.cli.commands.explain import explain
 from millpond.cli.commands.index import app as index
 from millpond.cli.commands.ingest import ingest
@@ -57,6 +58,7 @@ app = typer.Typer(
 )
 for command in (demo, embed, rerank, explain, ingest, search, mcp, advise, models, convert, env):
     app.command(cls=Command)(command)
+app.command("eval", cls=Command)(evaluate)
 app.command(cls=ServeCommand)(serve)
 app.add_typer(collections)
 app.add_typer(index)
