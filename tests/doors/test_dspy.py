@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import copy
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-
-if "DSPY_CACHEDIR" not in os.environ:  # DSPy makes the folder of its cache when it is imported
-    os.environ["DSPY_CACHEDIR"] = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, os.environ["DSPY_CACHEDIR"], ignore_errors=True)
-
 import cloudpickle
 import dspy
+import numpy as np
+import pytest
 from dspy.utils.dummies import DummyLM
 from tests.adapters import write_prompted
 from tests.gates import LoopGate, batches_through

