@@ -119,8 +119,8 @@ def test_options_in_the_text_exist():
         assert option in known | {"--help"}, f"{page.name}: millpond {name} has no {option}"
 
 
-# The programs of doors.md need libraries of their own: tests/doors/test_table.py runs them.
-PAGES = [path for path in (ROOT / "docs").rglob("*.md") if blocks(path, "python") and path.name != "doors.md"]
+DOORS = {"doors.md", "frameworks.md"}  # tests/doors runs them
+PAGES = [path for path in (ROOT / "docs").rglob("*.md") if blocks(path, "python") and path.name not in DOORS]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
