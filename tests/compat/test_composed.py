@@ -111,6 +111,6 @@ def test_a_description_reads_no_weights(checkpoint_of: Callable[..., Path], tmp_
     (folder / "model.safetensors").write_bytes(b"")
     source = Embedder(model=folder, max_length=9, cache=tmp_path / "cache")
     assert (source.describe().dimensions, source.describe().max_length) == (48, 9)
+    assert not (tmp_path / "cache").exists()
     with pytest.raises(ModelLoadError):
         source.load()
-    assert not (tmp_path / "cache").exists()
