@@ -1,4 +1,4 @@
-"""A Redis server with search, from two packages of wheels: one has the server, the other one the modules."""
+"""No library of a door tells its makers of these tests; a Redis server with search, from two packages of wheels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from pathlib import Path
 import pytest
 from tests.gates import until
 
+# Read when the libraries are imported, also by the programs that the tests start.
+for name, value in {
+    "ANONYMIZED_TELEMETRY": "False",  # Chroma
+    "DO_NOT_TRACK": "true",  # Daft
+    "HAYSTACK_TELEMETRY_ENABLED": "false",
+    "RAGAS_DO_NOT_TRACK": "true",
+}.items():
+    os.environ.setdefault(name, value)
 # DSPy makes the folder of its cache when it is imported, in the home folder if nobody says where.
 os.environ.setdefault("DSPY_CACHEDIR", str(Path(tempfile.gettempdir()) / "millpond-dspy"))
 

@@ -32,7 +32,7 @@ PROJECTS: dict[str, Any] = {
     for folder in FOLDERS
 }
 # The libraries of doors have their versions in tests/doors/requirements.txt: no other environment has them.
-DOORS = {"chromadb", "haystack-ai", "mteb"}
+DOORS = {"chromadb", "daft", "haystack-ai", "mteb"}
 NAMES = [f"{package}.{name}" for package in PACKAGES for name in importlib.import_module(package).__all__]
 
 
