@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millpond.ingest.chunking import CHUNK_KEYS
 from millpond.ingest.record import Record, point_id
@@ -55,7 +55,7 @@ def stored_record(row_id: str, row: StoredRow) -> Record:
     return Record(row.record_id, row.text or "", metadata, chunk=chunk)
 
 
-def stored_records(sink: CollectionSink) -> Iterator[Record]:
+def stored_records(sink: CollectionSink[Any]) -> Iterator[Record]:
     """The records and chunks of a whole collection, as a source for :func:`~millpond.ingest.ingest`.
 
     Args:
