@@ -8,8 +8,14 @@ import pytest
 from tests.ingest.crashes import Countdown, Crash, CrashingSink, memory
 from tests.ingest.memory_sink import MemoryDriver, MemorySink
 
-from millpond.errors import FingerprintMismatchError, InvalidRequestError, SinkError, SinkRejectedError
-from millpond.ingest import Record, WriteBatch, content_hash, copy, point_id, read
+from millpond.errors import (
+    FingerprintMismatchError,
+    InvalidRequestError,
+    SinkError,
+    SinkRejectedError,
+    SinkUnavailableError,
+)
+from millpond.ingest import Record, RetryPolicy, WriteBatch, content_hash, copy, point_id, read
 from millpond.ingest.copying import copy_run
 from millpond.testing import WordEngine
 from millpond.testing.sink import fill, records, vectors
@@ -104,14 +110,27 @@ def test_a_stopped_copy_says_so_and_the_next_one_goes_on(source):
 
 
 def test_a_database_that_does_not_answer_is_waited_for(source, monkeypatch):
-    from millpond.errors import SinkUnavailableError
-    from millpond.ingest import RetryPolicy
-
     target = CrashingSink(memory())
     target.upserts = Countdown(2, error=SinkUnavailableError("busy"))
     source.reads = Countdown(1, error=SinkUnavailableError("busy, too"))
     report = quiet(source, target, retry=RetryPolicy(first_wait=0.001))
     assert report.retried == 2 and rows(target) == rows(source)
+
+
+def test_the_ids_are_listed_again_where_the_source_did_not_answer(source, monkeypatch):
+    scan, failures = source._driver.scan, [SinkUnavailableError("away"), SinkUnavailableError("away, too")]
+
+    def failing(manifest):
+        (page,) = scan(manifest)
+        yield page[:30] * 2  # some twice
+        if failures:
+            raise failures.pop()
+        yield page[30:]
+
+    source._driver.scan = failing
+    target = CrashingSink(memory())
+    report = quiet(source, target, retry=RetryPolicy(first_wait=0.001))
+    assert (report.read, report.retried) == (48, 2) and rows(target) == rows(source)
 
 
 def test_some_widths_are_copied_and_none_is_computed(source, words):
@@ -304,7 +323,7 @@ class TestSync:
         source.write(batch)
         target = MemorySink(client, "b")
         assert quiet(source, target).written == 4 and target.manifest.chunked
-        assert [record.chunk for record, _ in target._driver.rows.values()] == [0, 1, 2, 3]
+        assert sorted(record.chunk for record, _ in target._driver.rows.values()) == [0, 1, 2, 3]
         source.delete_rows([point_id("long", 3)])
         assert quiet(source, target, sync=True).deleted == 1
         assert set(target._driver.rows) == {point_id("long", n) for n in range(3)}

@@ -15,6 +15,7 @@ from millpond.ingest.copying.options import CopyOptions
 from millpond.ingest.copying.report import CopyReport
 from millpond.ingest.copying.row_maker import LeftOut, RowMaker
 from millpond.ingest.copying.row_sample import RowSample
+from millpond.ingest.copying.source_ids import SourceIds
 from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
 from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
 from millpond.ingest.pipeline.last_run import LastRun
@@ -56,19 +57,19 @@ class CopyRun:
         rate = options.rows_per_second
         self._page_rows = _PAGE_ROWS if rate is None else max(1, min(_PAGE_ROWS, int(rate)))
         self._sample = RowSample()
+        self._total = 0  # rows of the source
         self._counts = dict.fromkeys(("read", "written", "unchanged", "failed", "deleted", "retried"), 0)
         self._failed_ids: list[str] = []
         self._start = time.perf_counter()
 
     def copy(self) -> CopyReport:
         """Copy every row; returns the counts."""
-        total = self._requests.send(self._source.count)
         pages = self._prepare()
         first = next(pages)
         self._last_run.compare()
         before = self._requests.send(self._target.count)
         maker = RowMaker(self._source, self._target, sparse=self._target.hybrid)
-        bar = draw_bar(show=self._options.show_progress, total=total, unit=" rows", unit_scale=False)
+        bar = draw_bar(show=self._options.show_progress, total=self._total, unit=" rows")
         try:
             with bar:
                 page: dict[str, StoredRow] | None = first
@@ -103,8 +104,9 @@ class CopyRun:
 
     def _pages(self, widths: Sequence[int]) -> Iterator[dict[str, StoredRow]]:
         """The rows of the source, a page at a time; rows that are deleted meanwhile are left out."""
-        ids = (row_id for row_id, _ in self._source.scan())
-        while part := list(islice(ids, self._page_rows)):
+        ids = SourceIds()
+        self._total = self._requests.send(partial(ids.fill, self._source, self._stop))
+        for part in ids.pages(self._page_rows):
             yield self._requests.send(partial(self._source.read_rows, part, widths=widths))
 
     def _check_readable(self, rows: dict[str, StoredRow], wanted: Sequence[int]) -> None:
@@ -151,12 +153,7 @@ class CopyRun:
 
     def _delete_others(self, maker: RowMaker, before: int) -> None:
         """Delete the target's rows that the source does not have, if they are few enough."""
-        doomed: list[str] = []
-        rows = self._target.scan()
-        while page := list(islice(rows, _PAGE_ROWS)):
-            own = [row_id for row_id, record_id in page if row_id != record_id]  # no framework's
-            known = set(self._requests.send(partial(self._source.fetch, own)))
-            doomed += [row_id for row_id in own if row_id not in known and row_id not in maker.moved]
+        doomed = self._requests.send(partial(self._others, maker))
         if not doomed:
             return
         would = f"the copy would delete {len(doomed)} of the {before} rows that the target held before"
@@ -173,6 +170,16 @@ class CopyRun:
             part = doomed[start : start + _PAGE_ROWS]
             self._requests.send(partial(self._target.delete_rows, part))
             self._counts["deleted"] += len(part)
+
+    def _others(self, maker: RowMaker) -> list[str]:
+        """The ids of the target's rows that the source does not have now, but for those that a framework wrote."""
+        others: list[str] = []
+        rows = self._target.scan()
+        while page := list(islice(rows, _PAGE_ROWS)):
+            own = [row_id for row_id, record_id in page if row_id != record_id and row_id not in maker.moved]
+            known = self._source.fetch(own)
+            others += [row_id for row_id in own if row_id not in known]
+        return others
 
     def _verify(self) -> Verification:
         """Count the target's rows, and compare a sample with what was written."""
