@@ -135,6 +135,35 @@ def test_the_file_that_the_metadata_names_is_looked_at(engine, tmp_path):
     assert (found.file.path, found.file.state) == (str(path), "has the text")
 
 
+@pytest.mark.parametrize(
+    ("name", "lines", "state"),
+    [
+        ("a.md", {"first_line": 2, "last_line": 3}, "has the text"),
+        ("a.md", {"first_line": 1, "last_line": 2}, "has the text in other lines"),
+        ("a.md", {"first_line": 3, "last_line": 2}, "has the text"),
+        ("a.md", {"first_line": "2"}, "has the text"),
+        ("b.md", {"first_line": 1, "last_line": 9}, "has another text"),
+        ("b.html", {}, "is not compared"),
+        ("none.md", {}, "is not there"),
+    ],
+)
+def test_the_lines_that_the_metadata_names_are_looked_at(engine, tmp_path, name, lines, state):
+    (tmp_path / "a.md").write_text("# Mills\nthe pond\nthe weir\n")
+    (tmp_path / "b.md").write_text("# Mills\n")
+    (tmp_path / "b.html").write_text("<p>the pond<br>the weir</p>")
+    client = memory()
+    run([Record("x", "the pond\nthe weir", {"path": name, **lines})], engine, CrashingSink(client))
+    sink = CrashingSink(client)
+    (found,) = trace(sink, "x")
+    assert found.file is None  # nothing says which folder it was in
+    sink.note_run("one", RunNote.now("ingest", str(tmp_path)))
+    (found,) = trace(CrashingSink(client), "x")
+    if state == "is not there":  # it may be of the other run, which read no folder
+        assert found.file is None
+    else:
+        assert (found.file.path, found.file.state) == (str(tmp_path / name), state)
+
+
 def test_a_text_that_was_edited_and_a_row_of_a_framework_are_named():
     words = WordEngine()
     sink = MemorySink(memory(), "docs", dimensions=[384])

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 # Keys of metadata that name a file, relative to the folder that was ingested or absolute.
 _FILE_KEYS = ("path", "file_path", "source", "file")
+_LINE_KEYS = ("first_line", "last_line")
+# Of these files a text is extracted, which is not what they hold.
+_MARKED_UP = (".html", ".htm", ".xhtml", ".xml", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".ipynb")
 _SHOWN_CHARS = 200
 _FILE_BYTES = 16 << 20  # of a longer file nothing is compared
 
@@ -31,8 +34,8 @@ class RowFile:
 
     Attributes:
         path: Its path.
-        state: ``has the text``, ``has another text``, ``is not there``, or ``is not compared``, of one that holds no
-            plain text.
+        state: ``has the text``, ``has the text in other lines`` than those that the metadata names, ``has another
+            text``, ``is not there``, or ``is not compared``, of one that holds no plain text.
     """
 
     path: str
@@ -145,30 +148,36 @@ def _origin(row_id: str, row: StoredRow, runs: Sequence[RunNote]) -> RowOrigin:
 
 def _file(row: StoredRow, text: str, runs: Sequence[RunNote]) -> RowFile | None:
     """The file that the metadata or the id names: an absolute path, or one in a folder that a run read."""
-    names = [str(each) for key in _FILE_KEYS if isinstance(each := (row.metadata or {}).get(key), str)]
+    metadata = row.metadata or {}
+    names = [name for key in _FILE_KEYS if isinstance(name := metadata.get(key), str)]
     folders = [run.source for run in reversed(runs) if os.path.isdir(run.source)]
+    first, last = (metadata.get(key) for key in _LINE_KEYS)
+    lines = slice(first - 1, last) if type(first) is int and type(last) is int and 0 < first <= last else None
     for name in (*names, row.record_id):
         if os.path.isabs(name) and name in names:
-            return _compared(name, text)
+            return RowFile(path=name, state=_state(name, text, lines))
         for folder in folders:
             if os.path.isfile(path := os.path.join(folder, name)):
-                return _compared(path, text)
-    if folders and not names:  # of a folder the id is the path
-        return RowFile(path=os.path.join(folders[0], row.record_id), state="is not there")
+                return RowFile(path=path, state=_state(path, text, lines))
+    if folders and all(run.source in folders for run in runs if run.command == "ingest"):
+        name = metadata.get("path", row.record_id)  # the id of a whole file is its path
+        return RowFile(path=os.path.join(folders[0], str(name)), state="is not there")
     return None
 
 
-def _compared(path: str, text: str) -> RowFile:
+def _state(path: str, text: str, lines: slice | None) -> str:
+    """What a file has to do with a text, now."""
     try:
         with open(path, "rb") as file:
             content = file.read(_FILE_BYTES + 1)
+        whole = content.decode("utf-8-sig").splitlines()
     except OSError:
-        return RowFile(path=path, state="is not there")
-    try:
-        whole = content.decode("utf-8-sig")
+        return "is not there"
     except UnicodeDecodeError:
-        return RowFile(path=path, state="is not compared")
+        return "is not compared"
     if len(content) > _FILE_BYTES:
-        return RowFile(path=path, state="is not compared")
-    plain, wanted = ("\n".join(each.splitlines()).strip() for each in (whole, text))
-    return RowFile(path=path, state="has the text" if wanted in plain else "has another text")
+        return "is not compared"
+    wanted = "\n".join(text.splitlines()).strip()
+    if wanted in "\n".join(whole):
+        return "has the text" if lines is None or wanted in "\n".join(whole[lines]) else "has the text in other lines"
+    return "is not compared" if path.lower().endswith(_MARKED_UP) else "has another text"
