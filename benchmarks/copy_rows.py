@@ -87,19 +87,23 @@ def opened(url: str, **options: Any) -> CollectionSink[Any]:
     return sink
 
 
+def record_of(n: int) -> Record:
+    """A record of 40 words."""
+    text = " ".join(f"word{(n * 7 + k) % 9973}" for k in range(WORDS))
+    return Record(f"doc {n}", text, {"n": n, "even": n % 2 == 0})
+
+
 def fill(url: str, rows: int, width: int) -> float:
     """Write rows; returns how many in a second."""
     chance, start = np.random.default_rng(0), time.perf_counter()
     with closing(opened(url, dimensions=[width])) as sink:
         sink.prepare(WordEngine(dimensions=width).spec)
         for first in range(0, rows, 1000):
-            records = [
-                Record(f"doc {n}", " ".join(f"word{(n * 7 + k) % 9973}" for k in range(WORDS)), {"n": n, "even": n % 2 == 0})
-                for n in range(first, min(first + 1000, rows))
-            ]
+            records = [record_of(n) for n in range(first, min(first + 1000, rows))]
             vectors = chance.standard_normal((len(records), width), dtype=np.float32)
             vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-            sink.write(WriteBatch(records=records, ids=[point_id(each.id) for each in records], vectors={width: vectors}))
+            ids = [point_id(each.id) for each in records]
+            sink.write(WriteBatch(records=records, ids=ids, vectors={width: vectors}))
     return rows / (time.perf_counter() - start)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from contextlib import ExitStack, closing
 
 import numpy as np
@@ -12,6 +14,7 @@ from tests.ingest.copied import NAMES, address, content, fill, same
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest import Record, WriteBatch, copy, open_sink, point_id, trace
+from millpond.ingest.copying import copy_run
 from millpond.testing import WordEngine
 from millpond.testing.collection import QUESTIONS
 from millpond.testing.sink import ODD, records, vectors
@@ -135,6 +138,11 @@ def test_layouts_are_kept_and_changed(request, tmp_path, words, name, layout):
             assert target.manifest.fields == (fields or layout)
             assert content(target, [384])[0] == content(source, [384])[0]
             target.close()
+    bytes_ = open_sink(f"qdrant+path:{tmp_path}/bytes#docs", datatype="uint8")
+    with pytest.raises(InvalidRequestError, match=f"datatype='uint8' with fields='{layout}'"):
+        copy(source, bytes_, show_progress=False)
+    assert not bytes_.collections()
+    bytes_.close()
     (folder := tmp_path / "lance").mkdir()
     target = open_sink(address(request, "lancedb", folder))
     with pytest.raises(InvalidRequestError, match="LanceDB stores plain; pass fields='plain'"):
@@ -291,6 +299,27 @@ def test_the_command_makes_nothing_where_it_refuses(run: Run, request, tmp_path,
     err = run("copy", f"qdrant+path:{tmp_path}/h#docs", target, code=2).err
     assert "--dense-only leaves them out" in err and not (tmp_path / "l").exists()
     run("copy", f"qdrant+path:{tmp_path}/h#docs", target, "--dense-only", code=0)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_copy_and_the_same_command_goes_on(run: Run, tmp_path, words, monkeypatch, number, code):
+    source, target = (f"lancedb+path:{tmp_path}/{name}#docs" for name in ("a", "b"))
+    fill(source, 50, spec=words.spec).close()
+    monkeypatch.setattr(copy_run, "_PAGE_ROWS", 20)
+    copy_page = copy_run.CopyRun._copy_page
+
+    def signalled(self, *given):
+        copy_page(self, *given)
+        os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copy_run.CopyRun, "_copy_page", signalled)
+        done = run("copy", source, target, "--format", "json", code=code)
+    (report,) = done.rows
+    assert report["stopped"] and report["read"] == 20 and report["verification"] is None
+    assert done.err.endswith("millpond: stopped; run the same command again to go on\n")
+    (report,) = run("copy", source, target, "--format", "json", code=0).rows
+    assert (report["unchanged"], report["written"]) == (20, 30)
 
 
 def test_a_row_that_the_target_cannot_store_is_exit_1(run: Run, request, tmp_path, words):

@@ -37,7 +37,7 @@ from millpond_qdrant.payload import (
 )
 from millpond_qdrant.probe import PartialPoints, Probe
 from millpond_qdrant.queries import SPARSE, fused_query_of, queries_of, sparse_vector
-from millpond_qdrant.vector_storage import StoredVectors, VectorStorage
+from millpond_qdrant.vector_storage import StoredVectors, VectorStorage, check_layout
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ class QdrantDriver(CollectionDriver[models.Filter]):
 
     def create(self, manifest: CollectionManifest) -> None:
         """Create the collection."""
+        check_layout(self._storage.datatype, manifest.fields)  # which may be that of a collection that is copied
         sparse = None
         if manifest.sparse is not None:
             index = models.SparseIndexParams(on_disk=self._storage.on_disk)
