@@ -153,17 +153,27 @@ def test_layouts_are_kept_and_changed(request, tmp_path, words, name, layout):
 OWN = ["5f0c2f4e-33a8-4a1c-9d43-0e5a3ed0a0aa", "17"]
 
 
-@pytest.fixture
-def theirs(tmp_path, words):
-    """A collection of Qdrant in LangChain's layout, with points that LangChain wrote under ids of its own."""
+def their_payload(row_id, layout):
+    """What a framework writes; LlamaIndex's two nodes are of one document."""
+    text, metadata = f"their {row_id}", {"n": 1}
+    if layout == "langchain":
+        return {"page_content": text, "metadata": metadata}
+    node = {"id_": row_id, "metadata": metadata, "text": text, "class_name": "TextNode", "relationships": {}}
+    ids = dict.fromkeys(("document_id", "doc_id", "ref_doc_id"), "their document")
+    return {**metadata, "_node_content": json.dumps(node), "_node_type": "TextNode", **ids}
+
+
+@pytest.fixture(params=["langchain", "llama_index"])
+def theirs(request, tmp_path, words):
+    """A collection of Qdrant in a framework's layout, with points that the framework wrote under ids of its own."""
     models = pytest.importorskip("qdrant_client").models
-    sink = open_sink(f"qdrant+path:{tmp_path}/theirs#docs", dimensions=[384], fields="langchain")
+    sink = open_sink(f"qdrant+path:{tmp_path}/theirs#docs", dimensions=[384], fields=request.param)
     write(sink, words, records(3), [384])
     points = [
         models.PointStruct(
             id=int(each) if each.isdigit() else each,
             vector={"d384": vectors(words, [f"their {each}"], 384)[0].tolist()},
-            payload={"page_content": f"their {each}", "metadata": {"n": 1}},
+            payload=their_payload(each, request.param),
         )
         for each in OWN
     ]
@@ -291,7 +301,12 @@ def test_the_command_makes_nothing_where_it_refuses(run: Run, request, tmp_path,
     foreign.close()
     target = f"lancedb+path:{tmp_path}/l#docs"
     err = run("copy", f"qdrant+path:{tmp_path}/q#docs", target, code=2).err
-    assert "was not made by millpond" in err and "millpond ingest" in err
+    assert "was not made by millpond" in err and "rows are not copied" in err and "millpond ingest" in err
+    assert "rows are not traced" in run("trace", f"qdrant+path:{tmp_path}/q#docs", "a", code=2).err
+    with pytest.importorskip("millpond_qdrant").QdrantIndex(tmp_path / "t", "tokens", words) as index:
+        index.add(["a"], ["a mill"])
+    err = run("copy", f"qdrant+path:{tmp_path}/t#tokens", target, code=2).err
+    assert "holds token vectors for late interaction, which are not copied" in err
     assert "there is no database" in run("copy", f"qdrant+path:{tmp_path}/none#docs", target, code=2).err
     hybrid = open_sink(f"qdrant+path:{tmp_path}/h#docs", dimensions=[384], hybrid=True)
     hybrid.prepare(SparseWords().spec)

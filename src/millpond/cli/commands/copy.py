@@ -69,12 +69,12 @@ def copy(
     """
     with stop_signals("what is read is written") as signals, ExitStack() as stack:
         from millpond.ingest.copying.copy import copy as copy_rows
-        from millpond.ingest.copying.copy import readable_manifest
         from millpond.ingest.pipeline.source_items import StopRequest
         from millpond.ingest.sinks.database import open_sink
+        from millpond.ingest.sinks.stored_rows import rows_manifest
 
         read = _collection(stack, source, open_sink(source, must_exist=True))
-        manifest = readable_manifest(read)  # before the target's folder or file is made
+        manifest = rows_manifest(read, verb="copied")  # before the target's folder or file is made
         written = _collection(stack, to, target.open(to, sparse=manifest.sparse is not None))
         stop = StopRequest()
         signals.pass_to(stop)

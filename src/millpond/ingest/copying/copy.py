@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any
 
-from millpond.errors import FingerprintMismatchError, InvalidRequestError
+from millpond.errors import InvalidRequestError
 from millpond.ingest.copying.copy_run import CopyRun
 from millpond.ingest.copying.options import CopyOptions
 from millpond.ingest.copying.report import CopyReport
@@ -14,6 +14,7 @@ from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
 from millpond.ingest.pipeline.delivery import RetryPolicy
 from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.manifest import CollectionManifest
+from millpond.ingest.sinks.stored_rows import rows_manifest
 
 
 def copy(
@@ -72,7 +73,7 @@ def copy(
     for name, sink in (("source", source), ("target", target)):
         if not isinstance(sink, CollectionSink):
             raise TypeError(f"{name} is of type {type(sink).__name__}; pass the sink of a collection, as open_sink's")
-    manifest = readable_manifest(source)
+    manifest = rows_manifest(source, verb="copied")
     if source.is_same(target):
         raise InvalidRequestError(f"source and target are the same collection: {source.target}; name another target")
     check_sparse(manifest, target.hybrid, dense_only=dense_only)
@@ -84,33 +85,6 @@ def copy(
     finally:
         if letters is not None:
             letters.close(complete=True)
-
-
-def readable_manifest(source: CollectionSink[Any]) -> CollectionManifest:
-    """The manifest of a collection whose rows can be copied.
-
-    Args:
-        source: The collection.
-
-    Returns:
-        The manifest.
-
-    Raises:
-        InvalidRequestError: There is no such collection, or it holds token vectors.
-        FingerprintMismatchError: Millpond did not make it.
-    """
-    manifest = source.describe().manifest
-    if manifest is None:
-        raise FingerprintMismatchError(
-            f"collection {source.collection!r} was not made by millpond: it names no model, so nobody could search a "
-            "copy of it. Embed its texts by millpond ingest, or copy it with the database's own tools"
-        )
-    if not isinstance(manifest, CollectionManifest):
-        raise InvalidRequestError(
-            f"collection {source.collection!r} holds token vectors for late interaction, which copy does not read; "
-            "build another index of its texts by millpond index build"
-        )
-    return source.open()
 
 
 def check_sparse(manifest: CollectionManifest, hybrid: bool, *, dense_only: bool) -> None:

@@ -14,6 +14,7 @@ from millpond.ingest.chunking import CHUNK_KEYS
 from millpond.ingest.record import content_hash
 from millpond.ingest.sinks.fields import is_own_row
 from millpond.ingest.sinks.protocol import StoredRow
+from millpond.ingest.sinks.stored_rows import rows_manifest
 
 if TYPE_CHECKING:
     from millpond.ingest.sinks.collection import CollectionSink
@@ -105,11 +106,11 @@ def trace(sink: CollectionSink[Any], row_or_record: str) -> list[RowOrigin]:
         The rows, the chunks of a record in their order; empty if the collection has no such id.
 
     Raises:
-        InvalidRequestError: There is no such collection.
+        InvalidRequestError: There is no such collection, or it holds token vectors.
         FingerprintMismatchError: Millpond did not make it.
         SinkError: The database does not answer, or reads no rows back.
     """
-    manifest = sink.open()
+    manifest = rows_manifest(sink, verb="traced")
     ids = dict.fromkeys([*sink.row_ids(row_or_record), *_row_id(row_or_record)])
     chunks = sink.chunks_from({row_or_record: 1})
     rows = sink.read_rows([*ids, *(row_id for row_id in chunks if row_id not in ids)], widths=manifest.dimensions)
