@@ -69,7 +69,8 @@ def _row_lines(origin: RowOrigin) -> Iterator[tuple[str, str]]:
     if origin.span is not None:
         start, end = origin.span
         yield "chunk", f"{origin.chunk}, characters {start:,} to {end:,} of the record"
-    yield "text", f"{one_line(origin.text)} ({origin.characters:,} characters)"
+    rest = "..." if len(origin.text) < origin.characters else ""
+    yield "text", f"{one_line(origin.text)}{rest} ({origin.characters:,} characters)"
     if origin.metadata:
         yield "metadata", one_line(json.dumps(dict(origin.metadata), ensure_ascii=False))
     hashed = origin.content_hash
