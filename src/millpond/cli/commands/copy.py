@@ -15,7 +15,7 @@ from millpond.cli.arguments.groups import SinkOptions, SyncOptions, grouped
 from millpond.cli.arguments.options import option
 from millpond.cli.arguments.stop_signals import StopSignals, stop_signals
 from millpond.cli.output.columns import aligned
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, MillpondError
 
 if TYPE_CHECKING:
     from millpond.ingest.copying.report import CopyReport
@@ -78,16 +78,21 @@ def copy(
         written = _collection(stack, to, target.open(to, sparse=manifest.sparse is not None))
         stop = StopRequest()
         signals.pass_to(stop)
-        report = copy_rows(
-            read,
-            written,
-            dense_only=target.dense_only,
-            sync=sync.sync,
-            sync_max=sync.sync_max,
-            rows_per_second=rows_per_second,
-            dead_letters=dead_letters,
-            stop=stop,
-        )
+        try:
+            report = copy_rows(
+                read,
+                written,
+                dense_only=target.dense_only,
+                rows_per_second=rows_per_second,
+                dead_letters=dead_letters,
+                stop=stop,
+                **asdict(sync),
+            )
+        except MillpondError as error:
+            if signals.code is None:
+                raise
+            print(f"millpond: {error}", file=sys.stderr)  # of a database, while the rest was written
+            raise typer.Exit(signals.code) from None
         _finish(report, signals, table=format == "table")
 
 
