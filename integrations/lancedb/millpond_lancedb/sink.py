@@ -25,7 +25,7 @@ from millpond.support.filters import Condition
 from millpond_lancedb.filters import is_exact, labels, quoted, to_condition
 
 _PASSING = re.compile(r"no space left|too large \(os error|too many|conflict|timed? ?out", re.IGNORECASE)
-_RUN = f"{MANIFEST_KEY}.run"
+_RUN, _RUNS = f"{MANIFEST_KEY}.run", f"{MANIFEST_KEY}.runs"
 _WRITES = 256  # after as many, fragments are merged: a write takes the longer, the more of them there are
 _KEPT = timedelta(minutes=10)  # old versions, which other processes may be reading
 
@@ -59,7 +59,7 @@ class LanceDBSink(TableSink[str]):
         index: str | None = None,
     ) -> None:
         driver = LanceDBDriver(LanceDBConnection(uri, table), fields=fields, datatype=datatype, index=index)
-        super().__init__(driver, dimensions=dimensions)
+        super().__init__(driver, dimensions=dimensions, fields=fields)
         driver.connection.open()
 
 
@@ -111,12 +111,16 @@ class LanceDBConnection(Connection):
                 return
 
     def read_manifest(self) -> object:
-        """The manifest in the schema's metadata, with the last run, which is in that of the ids."""
+        """The manifest in the schema's metadata, with the runs, which are in that of the ids."""
         schema = self.table().schema
         comment = (schema.metadata or {}).get(MANIFEST_KEY.encode())
         manifest = manifest_of(None if comment is None else str(comment, "utf-8", "replace"))
-        run = (schema.field("pk").metadata or {}).get(_RUN.encode())
-        return {**manifest, "run": run.decode()} if run is not None and isinstance(manifest, dict) else manifest
+        noted = schema.field("pk").metadata or {}
+        if isinstance(manifest, dict):
+            for key, read in ((_RUN, str), (_RUNS, json.loads)):
+                if (text := noted.get(key.encode())) is not None:
+                    manifest[key.rpartition(".")[2]] = read(text.decode())
+        return manifest
 
     def fault(self, error: Exception, request: str) -> Fault:
         """What an error of Lance means, without a line of its source."""
@@ -149,8 +153,10 @@ class LanceDBDriver(TableDriver[str]):
         self.connection.client.create_table(self.connection.collection, schema=schema)
 
     def store_manifest(self, manifest: CollectionManifest) -> None:
-        """Note the last run: metadata of a column can be changed, and that of a table cannot."""
-        self.connection.table().update_field_metadata({"path": "pk", "metadata": {_RUN: manifest.run}})
+        """Note the runs: metadata of a column can be changed, and that of a table cannot."""
+        runs = json.dumps([note.to_json() for note in manifest.runs])
+        noted = {_RUN: manifest.run, _RUNS: runs}
+        self.connection.table().update_field_metadata({"path": "pk", "metadata": noted})
 
     def stored_datatype(self, manifest: CollectionManifest) -> str:
         """The datatype of its vectors."""

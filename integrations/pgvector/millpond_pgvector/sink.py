@@ -70,9 +70,8 @@ class PgVectorSink(TableSink[Composable]):
         timeout: float = 60,
     ) -> None:
         connection = PgVectorConnection(dsn, table, timeout=timeout)
-        super().__init__(
-            PgVectorDriver(connection, fields=fields, datatype=datatype, index=index), dimensions=dimensions
-        )
+        driver = PgVectorDriver(connection, fields=fields, datatype=datatype, index=index)
+        super().__init__(driver, dimensions=dimensions, fields=fields)
         connection.open()
 
 

@@ -21,6 +21,7 @@ from millpond.cli.commands.advise import advise
 from millpond.cli.commands.cache import app as cache
 from millpond.cli.commands.collections import app as collections
 from millpond.cli.commands.convert import convert
+from millpond.cli.commands.copy import copy
 from millpond.cli.commands.embed import embed
 from millpond.cli.commands.env import env
 from millpond.cli.commands.eval import evaluate
@@ -32,6 +33,7 @@ from millpond.cli.commands.models import models
 from millpond.cli.commands.rerank import rerank
 from millpond.cli.commands.search import search
 from millpond.cli.commands.serve import serve
+from millpond.cli.commands.trace import trace
 from millpond.cli.demo.command import demo
 from millpond.errors import (
     FingerprintMismatchError,
@@ -56,7 +58,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # keep Python's own traceback, which shows no values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, embed, rerank, explain, ingest, search, mcp, advise, models, convert, env):
+for command in (demo, embed, rerank, explain, ingest, search, copy, trace, mcp, advise, models, convert, env):
     app.command(cls=Command)(command)
 app.command("eval", cls=Command)(evaluate)
 app.command(cls=ServeCommand)(serve)

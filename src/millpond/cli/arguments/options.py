@@ -68,6 +68,24 @@ RecordSource = Annotated[
 Width = Annotated[int | None, typer.Option("--dimensions", help=_DIMENSIONS, metavar="N", show_default=_WIDEST)]
 Widths = Annotated[str | None, typer.Option("--dimensions", help=_DIMENSIONS, metavar="N,N", show_default=_WIDEST)]
 StoredWidths = Annotated[str | None, typer.Option("--dimensions", help=_DIMENSIONS, metavar="N,N", show_default="all")]
+Fields = Annotated[
+    str | None,
+    typer.Option(
+        "--fields",
+        help="Layout of the stored records: plain, langchain or llama_index.",
+        metavar="FORM",
+        show_default="as the collection has it; of a new one plain, or that of the source of a copy",
+    ),
+]
+DeadLetters = Annotated[
+    Path | None,
+    typer.Option(
+        "--dead-letters",
+        help="File for the records that are left out, which can be ingested itself.",
+        metavar="PATH",
+        show_default="the name of the journal, if there is one, with .dead.jsonl",
+    ),
+]
 Queries = Annotated[
     str | None,
     typer.Option(

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.groups import EngineOptions, RecordOptions, SinkOptions, grouped, open_cache
+from millpond.cli.arguments.groups import (
+    EngineOptions,
+    RecordOptions,
+    SinkOptions,
+    SyncOptions,
+    grouped,
+    open_cache,
+)
 from millpond.cli.arguments.options import option
 from millpond.cli.arguments.stop_signals import StopSignals, stop_signals
 from millpond.cli.arguments.written import writing
@@ -41,12 +48,7 @@ class CollectionOptions(SinkOptions):
         "URL",
     )
     dimensions: options.Widths = None
-    fields: str | None = option(
-        None,
-        "Layout of the stored records: plain, langchain or llama_index (default: as the collection has it, plain for a "
-        "new one).",
-        "FORM",
-    )
+    fields: options.Fields = None
     sparse_model: options.SparseModel = None
 
     @property
@@ -102,7 +104,7 @@ class ChunkOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(SyncOptions):
     """What the run leaves out, keeps and does at its end."""
 
     cache: options.Cache = None
@@ -114,20 +116,7 @@ class RunOptions:
     )
     resume: bool = option(True, "Leave out what the journal knows as written.", flags="--resume/--no-resume")
     keep_blank: bool = option(False, "Store records without a visible character too.", flags="--keep-blank")
-    dead_letters: Path | None = option(
-        None,
-        "File for the records that are left out, which can be ingested itself (default: the journal's name with "
-        ".dead.jsonl).",
-        "PATH",
-    )
-    sync: bool = option(False, "Then delete the rows of records that the source no longer has.", flags="--sync")
-    sync_max: float = option(
-        0.5,
-        "Largest share of the collection that the run may delete, with or without --sync (1: all of it).",
-        "SHARE",
-        min=0.0,
-        max=1.0,
-    )
+    dead_letters: options.DeadLetters = None
     verify: bool = option(False, "Then look for every row, and compare the vectors of a sample.", flags="--verify")
     report: options.Report = None
     retry_for: float = option(120.0, "Seconds to wait for a database that does not answer.", "SECONDS", min=0.0)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkRejectedError
 from millpond.ingest.arguments import check_engine
-from millpond.ingest.record import Record, point_id
+from millpond.ingest.record import Record
 from millpond.ingest.sinks.batch import WriteBatch, request_sizes, slices
+from millpond.ingest.sinks.chunk_rows import chunk_rows
 from millpond.ingest.sinks.description import CollectionDescription, describe
 from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter, find, inexact, matching
 from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
+from millpond.ingest.sinks.preparation import create_or_check, prepare_copy
 from millpond.ingest.sinks.protocol import StoredRow, check_widths
+from millpond.ingest.sinks.run_note import RunNote
 from millpond.ingest.sinks.search import Hit, plan_search
 from millpond.values.spec import ModelSpec
 
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
     from millpond.engine.engine import Engine
 
 Answer = TypeVar("Answer")
-
-# Chunks of a record that are looked for at a time, to delete them all.
-_CHUNKS = 64
 
 
 class CollectionSink(Generic[NativeFilter]):
@@ -90,6 +89,10 @@ class CollectionSink(Generic[NativeFilter]):
         """The database and the collection, as a journal names them: the same from any folder and in any process."""
         return self._connection.target
 
+    def is_same(self, other: CollectionSink[Any]) -> bool:
+        """Whether another sink is one of the same collection."""
+        return self._connection.is_same(other._connection)
+
     @property
     def embedded(self) -> bool:
         """Whether the database runs inside this process: then nothing is written after a write that failed.
@@ -142,19 +145,25 @@ class CollectionSink(Generic[NativeFilter]):
         own = CollectionManifest.of(
             spec, dimensions=self.dimensions, fields=self._fields or "plain", sparse=chosen, chunked=chunked
         )
-        with self._connection.creating():
-            if not self._connection.found():
-                self._connection.create(lambda: self._driver.create(own))
-            stored = self._stored_manifest()
-            own = replace(
-                own,
-                dimensions=stored.dimensions if self.dimensions is None else own.dimensions,
-                fields=self._fields or stored.fields,
-            )
+
+        def check(stored: CollectionManifest, own: CollectionManifest) -> None:
             stored.check_write(own, spec, collection=self.collection, sparse=chosen)
-            self._driver.prepare(stored)
-            self._driver.load()
-        self.manifest = stored
+
+        self._read = time.monotonic()
+        self.manifest = create_or_check(self._connection, self._driver, own, (self.dimensions, self._fields), check)
+
+    def prepare_copy(self, source: CollectionManifest) -> None:
+        """Create the collection for rows of another one, or check that it may take them, as :meth:`prepare` does.
+
+        Args:
+            source: The manifest of the other collection, of which a new one has what the sink was not given.
+
+        Raises:
+            FingerprintMismatchError: Another model filled this collection, or millpond did not make it.
+            InvalidRequestError: It has a width that the other one lacks, or another form.
+        """
+        form, self._read = (self.dimensions, self._fields), time.monotonic()
+        self.manifest = prepare_copy(self._connection, self._driver, source, form, sparse=self.hybrid)
 
     def check(self, record: Record) -> None:
         """Raise InvalidRequestError for a record that no request could carry, or that the database cannot store.
@@ -261,16 +270,17 @@ class CollectionSink(Generic[NativeFilter]):
         """The id of the run that changed the collection last, as it is stored now; empty if there is none."""
         return self._stored_manifest().run
 
-    def note_run(self, run: str) -> None:
+    def note_run(self, run: str, note: RunNote | None = None) -> None:
         """Store the id of a run in the collection's metadata.
 
         Args:
             run: The id.
+            note: What the run reads and how, which is kept with the notes of earlier runs.
 
         Raises:
             SinkError: The database refuses, or cannot store it.
         """
-        noted = replace(self._stored_manifest(), run=run)
+        noted = self._stored_manifest().noting(run, note)
         self._connection.request("a note of the run", lambda: self._driver.store_manifest(noted))
         self.manifest = noted
 
@@ -289,26 +299,18 @@ class CollectionSink(Generic[NativeFilter]):
         Raises:
             InvalidRequestError: The collection does not exist.
         """
-        if not self.open().chunked:
-            return []
-        found: list[list[str]] = []
-        pending = dict(first)
-        window = 1  # most records have no other chunk
-        while pending:
-            rows = {
-                record_id: [point_id(record_id, number) for number in range(start, start + window)]
-                for record_id, start in pending.items()
-            }
-            stored = self.fetch([row_id for row_ids in rows.values() for row_id in row_ids])
-            for row_ids in rows.values():
-                found.append([row_id for row_id in reversed(row_ids) if row_id in stored])
-            pending = {
-                record_id: pending[record_id] + window
-                for record_id, row_ids in rows.items()
-                if not stored.keys().isdisjoint(row_ids)
-            }
-            window = _CHUNKS
-        return [row_id for row_ids in reversed(found) for row_id in row_ids]
+        return chunk_rows(self.fetch, first) if self.open().chunked else []
+
+    def row_ids(self, record_id: str) -> list[str]:
+        """The row ids that a record may have, without those of its chunks from 1 on.
+
+        Args:
+            record_id: The id of a record, or of a row that a framework wrote.
+
+        Returns:
+            A list of row ids, as a scan shows them.
+        """
+        return [str(each) for each in self._driver.row_ids(record_id, self.open())]
 
     def scan(self) -> Iterator[tuple[str, str]]:
         """The row id and the record id of every row; of a framework's own row both are the row's id."""

@@ -36,6 +36,7 @@ class RecordReader(Iterator[Record | Rejected]):
         pipe: The pipe that is read; ``None`` of anything else.
         once: Whether what was read cannot be read again: of a pipe or a generator.
         skipped: The files of a folder that were not read; known at the end.
+        name: What is read: the absolute path of a file or folder, or the kind of an object.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class RecordReader(Iterator[Record | Rejected]):
         self.once = once or pipe is not None
         self.position = SourcePosition() if position is None else position
         self.skipped: SkippedFiles | None = None
+        self.name = ""
 
     def __next__(self) -> Record | Rejected:
         try:
@@ -120,9 +122,18 @@ def read(
 
 def reader_for(source: Any, columns: Columns | None = None, types: Mapping[str, str] | None = None) -> RecordReader:
     """The reader of whatever :func:`read` takes; a reader is returned as it is."""
-    columns, types = columns or Columns(), types or {}
     if isinstance(source, RecordReader):
         return source
+    reader = _reader(source, columns or Columns(), types or {})
+    if isinstance(source, str | os.PathLike):
+        path = os.fspath(source)
+        reader.name = "standard input" if path == "-" else os.path.abspath(os.path.expanduser(path))
+    else:
+        reader.name = f"{type(source).__module__}.{type(source).__qualname__}".removeprefix("builtins.")
+    return reader
+
+
+def _reader(source: Any, columns: Columns, types: Mapping[str, str]) -> RecordReader:
     if isinstance(source, str | os.PathLike):
         if os.fspath(source) != "-":
             return _path(source, columns, types)
