@@ -16,7 +16,7 @@ from tests.mcp.words_engine import WordsEngine
 from millpond.errors import InvalidRequestError
 from millpond.mcp.folder.index import FolderIndex, embedded_text, fuse
 from millpond.mcp.folder.store import UnitStore
-from millpond.mcp.units.split import split
+from millpond.ingest.units.split import split
 
 Make = Callable[[], FolderIndex]
 
