@@ -79,7 +79,7 @@ class WatchState:
         """The counts as a report."""
         counts = self.now()
         del counts["errors"]
-        return WatchReport(**counts)
+        return WatchReport(stopped=True, **counts)
 
 
 class WatchTrace(RunTrace):
