@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from tests.ingest.crashes import CrashingSink, memory
+from tests.ingest.crashes import CrashingSink, Words, memory
 from tests.ingest.watching import folder_source, watching
 
 from millpond.errors import JournalError, SinkError, SinkUnavailableError
@@ -219,6 +219,41 @@ def test_the_next_watcher_writes_only_what_changed_meanwhile(folder, engine, tmp
     with watching(folder, engine, tmp_path / "j", client) as watcher:
         watcher.until_texts(texts(folder))
         assert watcher.written == ["a.txt"]
+
+
+def test_chunks_of_a_file_that_shrinks_or_goes_are_deleted(folder, engine, tmp_path):
+    client = memory()
+    (folder / "long.txt").write_text(" ".join(f"word{number}" for number in range(20)))
+    with watching(folder, engine, tmp_path / "j", client, chunking=Words(3)) as watcher:
+        assert sum(record.id == "long.txt" for record, _ in client["docs"][1].values()) == 7
+        (folder / "long.txt").write_text("one two three four")
+        watcher.until(lambda: sum(record.id == "long.txt" for record, _ in list(client["docs"][1].values())) == 2)
+        (folder / "long.txt").unlink()
+        watcher.until(lambda: "long.txt" not in watcher.texts)
+        assert all(record.id != "long.txt" for record, _ in client["docs"][1].values())
+
+
+def test_the_collection_is_opened_again_after_many_passes_and_after_an_outage_then(
+    folder, engine, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("millpond.ingest.watch.collection._PASSES_PER_SINK", 1)
+    monkeypatch.setattr("millpond.ingest.watch.watcher._FIRST_WAIT", 0.05)
+    client, opened = memory(), []
+
+    def open_sink():
+        opened.append(True)
+        if len(opened) in (3, 4):
+            raise SinkUnavailableError("Memory does not answer a connection")
+        return CrashingSink(client)
+
+    with watching(folder, engine, tmp_path / "j", client, open_sink=open_sink) as watcher:
+        for number in range(4):
+            (folder / "a.txt").write_text(f"change {number}")
+            watcher.until_texts(texts(folder))
+        watcher.until(lambda: len(opened) >= 5)
+        (folder / "b.txt").unlink()
+        watcher.until_texts(texts(folder))
+        assert "does not answer a connection" in watcher.state.last_error
 
 
 def test_metrics_are_those_of_prometheus(folder, engine, tmp_path):

@@ -73,15 +73,15 @@ def change(folder, chance):
     if kind == 0 and len(files) > FILES // 2:
         chance.choice(files).unlink()
     elif kind == 1:
-        os.rename(path := chance.choice(files), path.with_name(f"moved{chance.randrange(1000)}{path.suffix}"))
+        os.rename(path := chance.choice(files), path.with_name(f"moved{chance.getrandbits(40)}{path.suffix}"))
     elif kind == 2:
         new = folder / ".new"
         new.write_text(text_of(chance))
         os.replace(new, chance.choice(files))
     elif kind == 3 and (inner := [path for path in folder.iterdir() if path.is_dir()]):
-        os.rename(chance.choice(inner), folder / f"dir{chance.randrange(1000)}")
+        os.rename(chance.choice(inner), folder / f"dir{chance.getrandbits(40)}")
     elif kind == 4:
-        (below := folder / f"dir{chance.randrange(1000)}").mkdir(exist_ok=True)
+        (below := folder / f"dir{chance.getrandbits(40)}").mkdir(exist_ok=True)
         (below / f"new{chance.randrange(1000)}.md").write_text(text_of(chance))
     else:
         chance.choice(files).write_text(text_of(chance))

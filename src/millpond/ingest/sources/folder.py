@@ -142,7 +142,7 @@ def reads_file(folder: Path, name: str) -> bool:
     here, stack = folder, IgnoreStack.above(folder).within(str(folder))
     for part in parts[:-1]:
         here = here / part
-        if here.is_symlink() or stack.ignores(str(here), is_folder=True):
+        if os.path.islink(here) or stack.ignores(str(here), is_folder=True):
             return False
         stack = stack.within(str(here))
     path = here / parts[-1]
@@ -163,7 +163,7 @@ def _unread(path: Path, root: Path, *, is_folder: bool) -> str | None:
     """Why a file or a link to a folder is not read; a link that leads nowhere is, and fails."""
     if not is_folder and kind_of_file(path.name) is None:
         return _OTHER
-    if not path.is_symlink():
+    if not os.path.islink(path):
         return None
     target = Path(os.path.realpath(path))
     if not target.is_relative_to(root):

@@ -80,6 +80,7 @@ class WatchedCollection:
         self._requests = RetryingWriter(options.retry or RetryPolicy(), stop, self._note_retry)
         self._journal: Journal | None = None
         self._passes = 0
+        self._closed = False
         self._sink: Sink = open_sink()
 
     @property
@@ -123,6 +124,8 @@ class WatchedCollection:
 
     def write(self, records: Iterator[Record | Rejected]) -> IngestReport:
         """Write what changed of some records; no other row is touched."""
+        self._open_again()
+        self._passes += 1
         parts = RunParts(
             options=RunOptions(**{**vars(self._options), "show_progress": False}),
             engine=self._engine,
@@ -150,11 +153,14 @@ class WatchedCollection:
 
     def count(self) -> int:
         """How many rows the collection holds."""
+        self._open_again()
         assert isinstance(self._sink, Reads)
         return self._requests.send(self._sink.count)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete the rows of records; returns how many there were."""
+        self._open_again()
+        self._passes += 1
         sink, deleted = self._sink, 0
         assert isinstance(sink, Reads)
         for start in range(0, len(ids), _IDS):
@@ -176,19 +182,29 @@ class WatchedCollection:
         return deleted
 
     def rest(self) -> None:
-        """Nothing waits: close the collection after many passes and open it again, so that the database cleans up."""
-        self._passes += 1
+        """Nothing waits: after many passes, close the collection and open it again, so that the database cleans up."""
         if self._passes >= _PASSES_PER_SINK:
             self._passes = 0
             self._run.close()
+            self._closed = True
             self._sink.close()
+            self._open_again()
+
+    def _open_again(self) -> None:
+        """Open the collection if it is closed: the database may not have answered when it was to be opened again."""
+        if self._closed:
             self._sink = self._open_sink()
-            self._prepare()
+            try:
+                self._prepare()
+            except BaseException:
+                self._sink.close()
+                raise
+            self._closed = False
 
     def close(self) -> None:
         """Note the end, and close everything."""
         try:
-            if self._journal is not None:
+            if self._journal is not None and not self._closed:
                 self._run.close()
         except SinkError as error:
             logger.warning("the end of the watcher could not be noted in the collection: %s", error)

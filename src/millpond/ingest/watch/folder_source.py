@@ -109,7 +109,7 @@ class FolderSource:
         self._noticed = self._taken | self._noticed
         self._taken = {}
         if not self.is_there():
-            self._look = time.monotonic() + _SETTLE_SECONDS
+            self._look = time.monotonic() + (self._poll or _SETTLE_SECONDS)
             return None
         self._sort_notices()
         now, taken = time.monotonic(), {}
@@ -226,11 +226,13 @@ class FolderSource:
             noticed.last = max(noticed.last, first)
 
     def _stamp(self, name: str) -> Stamp | None:
-        """What changes with the file; ``None`` if it is not there."""
+        """What changes with the file; ``None`` if it is not there; one that cannot be read is."""
         try:
             status = os.stat(os.path.join(self.folder, name))
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            return 0, 0, 0, -(error.errno or 1)
         return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
     def _note(self, paths: Iterable[str]) -> None:
