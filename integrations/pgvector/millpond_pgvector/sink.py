@@ -89,7 +89,7 @@ class PgVectorConnection(Connection):
             None if isinstance(dsn, psycopg.Connection) else dsn, table, client=passed, timeout=check_timeout(timeout)
         )
         if self.owned:
-            _check_dsn(self.where)
+            check_dsn(self.where)
         self._table = Identifier(*table.split("."))
         self._lock = threading.RLock()
         self._late = False  # the last request took too long, and what it waited for was shut down
@@ -392,7 +392,7 @@ def _listed(parts: Iterable[Composable]) -> Composed:
     return SQL(", ").join(parts)
 
 
-def _check_dsn(dsn: str) -> None:
+def check_dsn(dsn: str) -> None:
     """Raise InvalidRequestError, which shows nothing of it, for a str that is no connection's or holds a secret."""
     advice = "write postgresql://host/db; user and password come from PGUSER, PGPASSWORD and PGPASSFILE"
     try:

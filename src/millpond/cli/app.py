@@ -34,6 +34,7 @@ from millpond.cli.commands.rerank import rerank
 from millpond.cli.commands.search import search
 from millpond.cli.commands.serve import serve
 from millpond.cli.commands.trace import trace
+from millpond.cli.commands.watch import watch
 from millpond.cli.demo.command import demo
 from millpond.errors import (
     FingerprintMismatchError,
@@ -58,7 +59,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # keep Python's own traceback, which shows no values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, embed, rerank, explain, ingest, search, copy, trace, mcp, advise, models, convert, env):
+for command in (demo, embed, rerank, explain, ingest, watch, search, copy, trace, mcp, advise, models, convert, env):
     app.command(cls=Command)(command)
 app.command("eval", cls=Command)(evaluate)
 app.command(cls=ServeCommand)(serve)

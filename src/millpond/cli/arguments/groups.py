@@ -120,10 +120,9 @@ class SinkOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SyncOptions:
-    """Whether rows that the source does not have are deleted at the end of a run."""
+class DeletionLimit:
+    """How much a run may delete."""
 
-    sync: bool = option(False, "Then delete the rows of records that the source no longer has.", flags="--sync")
     sync_max: float = option(
         0.5,
         "Largest share of the collection that the run may delete, with or without --sync (1: all of it).",
@@ -131,6 +130,13 @@ class SyncOptions:
         min=0.0,
         max=1.0,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncOptions(DeletionLimit):
+    """Whether rows that the source does not have are deleted at the end of a run."""
+
+    sync: bool = option(False, "Then delete the rows of records that the source no longer has.", flags="--sync")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ TextSource = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder of .txt and .md, any other file with "
+        help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder of files, any other file with "
         "one text per line (also as .gz or .zst), or - (stdin).",
     ),
 ]
@@ -62,7 +62,7 @@ RecordSource = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="A .jsonl, .ndjson, .json, .csv or .tsv file (also as .gz or .zst), a .parquet, .arrow or .feather, a "
-        "folder of .txt and .md files, or - (JSONL on stdin).",
+        "folder of text, Markdown, HTML, PDF, DOCX and code, or - (JSONL on stdin).",
     ),
 ]
 Width = Annotated[int | None, typer.Option("--dimensions", help=_DIMENSIONS, metavar="N", show_default=_WIDEST)]

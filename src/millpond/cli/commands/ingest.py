@@ -15,6 +15,7 @@ import typer
 
 from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import (
+    DeletionLimit,
     EngineOptions,
     RecordOptions,
     SinkOptions,
@@ -57,13 +58,17 @@ class CollectionOptions(SinkOptions):
         return options.read_widths(self.dimensions)
 
 
+def metadata_option() -> Any:
+    """The field for the metadata of a record."""
+    words = "Keys or columns to store as metadata; '' for none (default: all)."
+    return option(None, words, "COLUMN,...", flags="--metadata")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions(RecordOptions):
     """How a source of records is read."""
 
-    metadata_columns: str | None = option(
-        None, "Keys or columns to store as metadata; '' for none (default: all).", "COLUMN,...", flags="--metadata"
-    )
+    metadata_columns: str | None = metadata_option()
 
     def records(self, source: str) -> Iterator[Record | Rejected]:
         """The records of a source."""
@@ -104,8 +109,8 @@ class ChunkOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(SyncOptions):
-    """What the run leaves out, keeps and does at its end."""
+class StateOptions(DeletionLimit):
+    """The files of a run, and what it may delete."""
 
     cache: options.Cache = None
     journal: Path | None = option(
@@ -114,9 +119,15 @@ class RunOptions(SyncOptions):
         "(default: the cache's name with .journal).",
         "PATH",
     )
+    dead_letters: options.DeadLetters = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(StateOptions, SyncOptions):
+    """What the run leaves out, keeps and does at its end."""
+
     resume: bool = option(True, "Leave out what the journal knows as written.", flags="--resume/--no-resume")
     keep_blank: bool = option(False, "Store records without a visible character too.", flags="--keep-blank")
-    dead_letters: options.DeadLetters = None
     verify: bool = option(False, "Then look for every row, and compare the vectors of a sample.", flags="--verify")
     report: options.Report = None
     retry_for: float = option(120.0, "Seconds to wait for a database that does not answer.", "SECONDS", min=0.0)

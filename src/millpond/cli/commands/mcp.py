@@ -67,7 +67,7 @@ def mcp(
     are noticed, and what git ignores is left out. Its index is kept in ~/.cache/millpond/mcp, by all-MiniLM-L6-v2
     unless --model names another embedder. The log is on standard error.
     """
-    from millpond.mcp.units.languages import PACKAGES
+    from millpond.ingest.units.languages import PACKAGES
 
     if missing := [name for name in ("mcp", *PACKAGES) if find_spec(name) is None]:
         raise MissingExtraError(f"millpond mcp needs {', '.join(missing)}: pip install 'millpond[mcp]'")
