@@ -1,6 +1,8 @@
-"""No library of a door tells its makers of these tests."""
+"""The real model of the tests of doors; and no library of a door tells its makers of them."""
 
 import os
+
+from tests.adapter_models import minilm as minilm
 
 # Read when the libraries are imported, also by the programs that the tests start.
 for name, value in {
