@@ -1,4 +1,4 @@
-"""No library of a door tells its makers of these tests; a Redis server with search, from two packages of wheels."""
+"""The real model of the tests of doors, and a Redis server; no library of a door tells its makers of the tests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.gates import until
+
+from tests.adapter_models import minilm as minilm
 
 # Read when the libraries are imported, also by the programs that the tests start.
 for name, value in {

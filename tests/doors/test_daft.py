@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from daft.functions import classify_text, embed_text
 from daft.session import Session
-from tests.adapter_models import minilm as minilm
 from tests.adapter_models import prompted as prompted
 from tests.passages import TEXTS
 from tests.tiny.heads import write_nli

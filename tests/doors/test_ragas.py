@@ -15,7 +15,6 @@ from ragas.embeddings import HuggingFaceEmbeddings, LangchainEmbeddingsWrapper
 from ragas.embeddings.base import embedding_factory
 from ragas.metrics import SemanticSimilarity as OlderSimilarity
 from ragas.metrics.collections import SemanticSimilarity
-from tests.adapter_models import minilm as minilm
 from tests.adapter_models import prompted as prompted
 from tests.adapters import write_prompted
 from tests.gates import LoopGate, batches_through

