@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.gates import until
-
 from tests.adapter_models import minilm as minilm
+from tests.gates import until
 
 # Read when the libraries are imported, also by the programs that the tests start.
 for name, value in {
