@@ -127,13 +127,18 @@ def test_a_gitignore_that_changes_is_followed(folder, engine, tmp_path, poll):
 
 
 def test_a_file_that_cannot_be_read_keeps_its_row_and_is_told(folder, engine, tmp_path):
-    with watching(folder, engine, tmp_path / "j") as watcher:
+    with watching(folder, engine, tmp_path / "j", grace=2.0) as watcher:
         every = texts(folder)
         (folder / "a.txt").write_bytes(b"caf\xe9")
         watcher.until(lambda: watcher.state.now()["failed"] == 1)
         watcher.until_idle()
         assert watcher.texts == every and "not UTF-8" in watcher.state.last_error
         assert "a.txt" in (tmp_path / "j.dead.jsonl").read_text()
+        (folder / "m.md").unlink()
+        watcher.until(lambda: watcher.state.waiting == 2)
+        (folder / "m.md").write_bytes(b"# caf\xe9\n")  # back, and broken
+        watcher.until(lambda: watcher.state.waiting == 0)
+        assert watcher.texts == every
         (folder / "a.txt").write_text("mended")
         watcher.until_texts({**every, "a.txt": "mended"})
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +20,11 @@ from millpond.cli.arguments.stop_signals import stop_signals
 from millpond.cli.commands.ingest import ChunkOptions, CollectionOptions, StateOptions, metadata_option
 from millpond.errors import SinkError
 from millpond.support.cache_folder import cache_folder
+
+if TYPE_CHECKING:
+    from millpond.ingest.sinks.protocol import Sink
+    from millpond.ingest.sources.rows import Columns
+    from millpond.values.spec import ModelSpec
 
 Source = Annotated[
     str,
@@ -34,6 +40,15 @@ class KeyOptions(TextOptions):
     """The keys or columns of a record."""
 
     metadata_columns: str | None = metadata_option()
+
+    @property
+    def keys(self) -> Columns:
+        """The names, as a source takes them."""
+        from millpond.ingest.sources.rows import Columns
+
+        names, text = self.metadata_columns, self.columns
+        kept = None if names is None else [name for name in names.split(",") if name]
+        return Columns(id=text["id_column"], text=text["text_column"], template=text["template"], metadata=kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,19 +94,14 @@ def watch(
         from millpond.ingest.pipeline.delivery import RetryPolicy
         from millpond.ingest.pipeline.ingest import check_model
         from millpond.ingest.pipeline.options import RunOptions
-        from millpond.ingest.sinks.collection import CollectionSink
         from millpond.ingest.sinks.database import open_sink
-        from millpond.ingest.sources.rows import Columns
         from millpond.ingest.watch.metrics import read_address
         from millpond.ingest.watch.open_source import open_source
         from millpond.ingest.watch.source import Waker
         from millpond.ingest.watch.watcher import watch as follow_source
 
         address = None if follow.metrics is None else read_address(follow.metrics)
-        named = None if columns.metadata_columns is None else [n for n in columns.metadata_columns.split(",") if n]
-        text = columns.columns
-        keys = Columns(id=text["id_column"], text=text["text_column"], template=text["template"], metadata=named)
-        watched = open_source(source, keys, poll=follow.poll, updated=follow.updated, notify=follow.notify)
+        watched = open_source(source, columns.keys, poll=follow.poll, updated=follow.updated, notify=follow.notify)
         spec = engine.describe(model)
         check_model(spec, collection.widths)
         cache, journal = _files(state, source, collection.to, spec.fingerprint)
@@ -99,9 +109,7 @@ def watch(
         opened = partial(
             open_sink, collection.to, dimensions=collection.widths, fields=collection.fields, **collection.settings
         )
-        with suppress(SinkError), closing(opened()) as sink:  # who may write need not be allowed to list
-            if isinstance(sink, CollectionSink) and sink.collection in sink.collections():
-                sink.open().check_model(spec, collection=sink.collection)  # before the weights are loaded
+        _check_collection(opened, spec)  # before the weights are loaded
         loaded = stack.enter_context(engine.load(spec.name, cache=vectors))
         sparse = None
         if collection.sparse_model is not None:
@@ -127,6 +135,15 @@ def watch(
         )
         print(json.dumps(asdict(report)))
         raise typer.Exit(signals.code or 0)
+
+
+def _check_collection(opened: Callable[[], Sink], spec: ModelSpec) -> None:
+    """Raise FingerprintMismatchError for a collection of another model."""
+    from millpond.ingest.sinks.collection import CollectionSink
+
+    with suppress(SinkError), closing(opened()) as sink:  # who may write need not be allowed to list
+        if isinstance(sink, CollectionSink) and sink.collection in sink.collections():
+            sink.open().check_model(spec, collection=sink.collection)
 
 
 def _files(state: StateOptions, source: str, url: str, fingerprint: str) -> tuple[Path, Path]:

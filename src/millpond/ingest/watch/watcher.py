@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from millpond.errors import IndexLockedError, JournalError, SinkUnavailableError
 from millpond.ingest.arguments import check_engine
@@ -16,6 +16,7 @@ from millpond.ingest.pipeline.deletions import check_share
 from millpond.ingest.pipeline.options import RunOptions
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sinks.protocol import Sink
+from millpond.ingest.sources.files.file_records import MARK
 from millpond.ingest.watch.collection import WatchedCollection
 from millpond.ingest.watch.metrics import serving
 from millpond.ingest.watch.source import Changes, Waker, WatchedSource
@@ -101,15 +102,17 @@ class Watcher:
         """Write what changed, and note what is gone."""
         seen: set[str] = set()
         blank: set[str] = set()
-        report = self._collection.write(_noting(changes.records, seen, blank))
+        unread: set[str] = set()
+        report = self._collection.write(_noting(changes.records, seen, blank, unread))
         if report.stopped:
             return
         deadline = time.monotonic() + self._grace
         for each in (*changes.gone(seen), *(blank - seen)):
             self._gone.setdefault(each, deadline)
-        for each in seen:
-            if self._gone.pop(each, None) is not None:
-                self._again = 0.0
+        files = tuple(f"{path}{MARK}" for path in unread)  # that are back, and broken: their rows stay
+        for each in [each for each in self._gone if each in seen or (files and each.startswith(files))]:
+            del self._gone[each]
+            self._again = 0.0
         changes.accept()
         self._state.waiting = len(self._gone)
 
@@ -211,12 +214,15 @@ def watch(
     return state.report()
 
 
-def _noting(items: Iterator[Record | Rejected], seen: set[str], blank: set[str]) -> Iterator[Any]:
+def _noting(
+    items: Iterator[Record | Rejected], seen: set[str], blank: set[str], unread: set[str]
+) -> Iterator[Record | Rejected]:
     """The items without blank records: a file that an editor has just emptied is as one that is gone."""
     for item in items:
         if isinstance(item, Rejected):
             if item.record_id is not None:
                 seen.add(item.record_id)
+                unread |= {item.record_id} if item.parts else set()
         elif is_blank(item.text):
             seen.discard(item.id)
             blank.add(item.id)
