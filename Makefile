@@ -222,8 +222,8 @@ packages: $(RELEASE)/.installed ## build all distributions into dist/, check the
 check-dockerfile: $(RELEASE)/.installed ## execute the Dockerfile without Docker, in a chroot (Linux, as root), and use the server
 	$(RELEASE)/bin/python -m release.dockerfile $(ARGS)
 
-constraints: $(STAMP) ## write constraints.txt with the installed versions
-	$(PIP) freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > constraints.txt
+constraints: $(STAMP) ## write constraints.txt with the installed versions, and the pins of what only doors and GPUs have
+	$(BIN)/python -m release.constraints
 
 clean: ## remove build products and caches, but not .venv
 	rm -rf build dist .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks

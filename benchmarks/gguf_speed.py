@@ -32,7 +32,7 @@ WORKER = """
 import json, os, sys, time
 from llama_cpp import Llama
 model = Llama(sys.argv[1], embedding=True, n_threads=int(sys.argv[2]), n_threads_batch=int(sys.argv[2]),
-              n_ctx=8192, n_batch=8192, n_ubatch=8192, n_seq_max=64, verbose=False)
+              n_ctx=512, n_batch=512, n_ubatch=512, n_seq_max=64, verbose=False)
 for i, line in enumerate(sys.stdin):
     texts = json.loads(line)
     start = time.perf_counter()

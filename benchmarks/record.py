@@ -42,6 +42,12 @@ def record(name: str, results: dict[str, Any], *, folder: Path = RESULTS) -> Pat
     return write(folder / kind(content["hardware"]) / f"{name}.json", content)
 
 
+def recorded_here(name: str, *, folder: Path = RESULTS) -> dict[str, Any]:
+    """The results that :func:`record` wrote last on this kind of machine; empty if there are none."""
+    path = folder / kind(hardware()) / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["results"] if path.is_file() else {}
+
+
 def record_file(path: Path, results: dict[str, Any]) -> Path:
     """Write ``results`` to exactly ``path``: for results that hold several kinds of machines, and for chosen names."""
     return write(path, described(path.stem, results))

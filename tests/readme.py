@@ -21,5 +21,5 @@ def run_readme(
         assert name in program
         program = program.replace(name, instead)
     scope: dict[str, Any] = {}
-    exec(compile(program, str(readme), "exec"), scope)
+    exec(compile(program, str(readme), "exec", dont_inherit=True), scope)
     return len(blocks), capsys.readouterr().out.splitlines(), scope

@@ -12,6 +12,7 @@ from typing import Any
 
 import families
 import gguf_speed
+import mteb_tasks
 import processor
 import static
 from record import recorded
@@ -241,6 +242,7 @@ OTHERS: dict[str, Callable[[Record], str]] = {
     "load": curves.load_table,
     "static": static.table,
     "memory": curves.memory_table,
+    "mteb_tasks": mteb_tasks.table,
     "serve": serving.table,
     "serve_routes": serving.table,
     "soak": soaking.table,

@@ -19,11 +19,15 @@ _TEXT = """\
 
 <!-- Written by docs/site/doors.py from docs/doors.toml; do not edit. -->
 
-Agents, desktop programs, databases and frameworks ask for vectors in ways of their own. The table has the ways that
-lead to millpond; each is tested through the library's own class or client (`make test-doors`), in the version that the
-table names. A row without a library is a product that asks the server itself: the test sends its requests, written
-down from its source, and no such product runs in it. [The lines to paste](databases_that_ask.md) for those; LangChain
-and LlamaIndex have [pages](rag.md) of their own, and so have the clients of [the server](server.md).
+Agents, desktop programs, databases and frameworks each ask for vectors in a way of their own. The table has those ways
+that lead to millpond. Each is tested (`make test-doors`) through the library's own class or client, in the version that
+the table names. A row without a library is a product that asks the server: no such product runs in the tests, which
+send its requests as its source writes them, and [Databases and programs that ask](databases_that_ask.md) has the lines
+to paste. [LangChain](../integrations/langchain/README.md), [LlamaIndex](../integrations/llama-index/README.md) and the
+other clients of [the server](server.md) have pages of their own.
+
+Nothing of millpond is on a package index yet. In a checkout, `pip install ".[mcp]"` stands for `'millpond[mcp]'`, and
+`pip install . ./integrations/haystack` for `millpond-haystack`.
 
 {table}
 
@@ -33,7 +37,7 @@ and LlamaIndex have [pages](rag.md) of their own, and so have the clients of [th
 
 ## Programs
 
-Each of these is run by the tests, and prints what stands below it.
+Each is a file of `tests/doors/programs`. The tests run it, and it prints what stands below it.
 
 {programs}
 """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,11 @@ from tests.adapter_models import cross_encoder as cross_encoder
 from tests.adapter_models import cross_encoder_engine as cross_encoder_engine
 from tests.adapter_models import prompted_splade as prompted_splade
 from tests.adapter_models import splade_engine as splade_engine
+from tests.tiny.heads import write_nli
 
 from millpond import AsyncEngine, Engine, InvalidRequestError
-from millpond.compat.composed import Embedder, ModelSource, Scorer, SparseEmbedder
+from millpond.compat.composed import Classifier, Embedder, ModelSource, Scorer, SparseEmbedder
+from millpond.errors import ModelLoadError
 
 QUESTION, DOCUMENTS = "mill", ["the mill pond", "a wheel", "stones and water"]
 
@@ -74,3 +78,39 @@ def test_options_are_json_that_makes_an_equal_source(kind: Any, splade_engine: E
     for wrong, message in (({}, "either model= .* or engine="), ({"model": "a", "backend": "onnx"}, "backend='onnx'")):
         with pytest.raises(ValueError, match=message):
             kind(**wrong)
+
+
+TEXTS = [*DOCUMENTS, "bread", "the moon and tides", "sockets"]
+LABELS = ["mills", "seas", "songs"]
+
+
+def test_labels_of_your_own_are_those_that_a_text_entails_most(engine_of: Callable[..., Engine]) -> None:
+    nli = engine_of(write_nli)
+    probs = nli.classify(TEXTS, labels=LABELS, template="It is about {}.").probs
+    expected = [LABELS[best] for best in probs.argmax(axis=1)]
+    assert Classifier(engine=nli, template="It is about {}.").label(TEXTS, LABELS) == expected
+    assert len(set(expected)) > 1
+
+
+def test_a_label_is_the_likeliest_of_those_that_are_named(
+    checkpoint_of: Callable[..., Path], engine_of: Callable[..., Engine]
+) -> None:
+    engine = engine_of(checkpoint_of("bert", head="SequenceClassification", labels=4))
+    probs, own = engine.classify(TEXTS).probs, engine.spec.labels
+    source = Classifier(engine=engine)
+    assert source.label(TEXTS, own) == [own[best] for best in probs.argmax(axis=1)]
+    some = [own[2], own[1]]
+    assert source.label(TEXTS, some) == [some[int(row[1] > row[2])] for row in probs]
+    for labels in (["mills", own[0]], []):
+        with pytest.raises(InvalidRequestError, match="has the labels .*choose among them, or name a model of natural"):
+            source.label(TEXTS, labels)
+
+
+def test_a_description_reads_no_weights(checkpoint_of: Callable[..., Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint_of("bert"), tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"")
+    source = Embedder(model=folder, max_length=9, cache=tmp_path / "cache")
+    assert (source.describe().dimensions, source.describe().max_length) == (48, 9)
+    assert not (tmp_path / "cache").exists()
+    with pytest.raises(ModelLoadError):
+        source.load()

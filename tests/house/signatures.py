@@ -37,7 +37,9 @@ def surface() -> list[str]:
 def own_members(cls: type) -> dict[str, Any]:
     """Members that a class defines or inherits from another millpond class; not those of a framework."""
     bases = [cls] if hasattr(cls, "model_fields") else [base for base in cls.__mro__ if "millpond" in base.__module__]
-    return {name: member for base in reversed(bases) for name, member in vars(base).items()}
+    members = {name: member for base in reversed(bases) for name, member in vars(base).items()}
+    # A method that wraps the framework's own has its signature, which is the framework's to change.
+    return {name: member for name, member in members.items() if "millpond" in getattr(member, "__module__", "millpond")}
 
 
 def _package(package: ModuleType) -> Iterator[str]:

@@ -11,7 +11,7 @@ WORDS = Path(__file__).with_name("options.txt")
 RETIRED = {"--out", "--html", "--top-n", "--widths", "--width", "--json"}
 # Words whose value has two forms: a width or several, and what `explain` and `serve` take a name and a folder for.
 FORMS = {
-    "--output": {"PATH", "DIR"},  # a file, or the folder of a checkpoint
+    "--output": {"PATH", "DIR", "FOLDER"},  # a file, the folder of a checkpoint, or that of mteb's results
     "--dimensions": {"N", "N,N"},
     "--index": {"INDEX", "NAME=PATH"},
     "--id": {"COLUMN", "ID"},
@@ -44,4 +44,4 @@ def test_one_meaning_has_one_word():
     assert {text: seen for text, seen in words.items() if len(seen) > 1} == {}
     assert not RETIRED & {word for word, _ in table()}
     # A file or folder to write is --output, a page --report, and what is printed has a --format.
-    assert {metavar for word, metavar in table() if word == "--output"} == {"PATH", "DIR"}
+    assert {metavar for word, metavar in table() if word == "--output"} == FORMS["--output"]

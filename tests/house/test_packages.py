@@ -23,7 +23,7 @@ from packaging.version import Version
 from tests.house.signatures import PACKAGES, own_members, surface
 
 import millpond
-from release import distributions
+from release import constraints, distributions
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = [ROOT, *(path.parent for path in sorted(ROOT.glob("integrations/*/pyproject.toml")))]
@@ -32,7 +32,7 @@ PROJECTS: dict[str, Any] = {
     for folder in FOLDERS
 }
 # The libraries of doors have their versions in tests/doors/requirements.txt: no other environment has them.
-DOORS = {"chromadb", "haystack-ai"}
+DOORS = {"chromadb", "daft", "haystack-ai", "mteb"}
 NAMES = [f"{package}.{name}" for package in PACKAGES for name in importlib.import_module(package).__all__]
 
 
@@ -80,6 +80,27 @@ def test_constraints_pin_what_the_packages_require():
     assert lowest.keys() == named
 
 
+def test_new_constraints_keep_the_pins_of_what_is_not_installed():
+    """What only the environment of doors has, or a GPU: `make constraints` sees neither."""
+    former = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    doors = constraints.pins((ROOT / "tests" / "doors" / "requirements.txt").read_text(encoding="utf-8"))
+    optional = {"mcp", "mcp-types", "tree-sitter", "tree-sitter-rust", "torchao"}
+    assert (
+        optional < constraints.pins(former).keys() and {"mcp", "tree-sitter-rust", "torchao"} < constraints.required()
+    )
+    installed = {name: line for name, line in constraints.pins(former).items() if name not in optional}
+    lines = constraints.merged(installed, constraints.pins(former), doors, constraints.required())
+    assert set(lines) == set(former.splitlines())
+    installed["numpy"] = "numpy==99.0"
+    lines = constraints.merged(
+        installed,
+        constraints.pins("mcp==2.0.0\nnumpy==1.0\nabandoned==1.0\nTorchAO==0.1"),
+        {"mcp": "mcp==2.3.0"},
+        constraints.required(),
+    )
+    assert {"mcp==2.3.0", "numpy==99.0", "TorchAO==0.1"} < set(lines) and not [x for x in lines if "abandoned" in x]
+
+
 def test_the_entry_points_of_sinks_can_be_loaded():
     points = entry_points(group="millpond.sinks")
     assert {point.name for point in points} == {"qdrant", "milvus", "lancedb", "pgvector"}
@@ -117,7 +138,7 @@ def undocumented(path: str) -> list[str]:
         if hasattr(value, "model_fields"):  # a framework's class: only what ours add
             ours = [base for base in value.__mro__ if "millpond" in base.__module__]
             arguments = [each for each in arguments if any(each in inspect.get_annotations(base) for base in ours)]
-        missing += [each for each in arguments if not re.search(rf"^ +(\*\*)?{each}:", text, re.MULTILINE)]
+        missing += [each for each in arguments if not re.search(rf"^ +\**{each}:", text, re.MULTILINE)]
     return missing
 
 

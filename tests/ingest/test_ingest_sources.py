@@ -280,6 +280,17 @@ def test_csv_headers_are_checked_before_anything_is_read(tmp_path, header, colum
         read(write(tmp_path / "x.csv", header), **columns)
 
 
+OTHER = "it is no text, Markdown, HTML, PDF, DOCX or code"
+
+
+def whole(path, text):
+    return Record(path, text, {"path": path, "first_line": 1, "last_line": 1})
+
+
+def unread(folder, path, reason):
+    return Rejected(where=str(folder / path), reason=reason, record_id=path, parts=True)
+
+
 def test_a_folder_gives_its_texts_in_order(tmp_path):
     (tmp_path / "b" / "deep").mkdir(parents=True)
     (tmp_path / ".git").mkdir()
@@ -294,13 +305,17 @@ def test_a_folder_gives_its_texts_in_order(tmp_path):
     (tmp_path / "folder.md").mkdir()
     reader = read(tmp_path)
     assert list(reader) == [
-        Record("a.txt", "first"),
-        Rejected(where=str(tmp_path / "broken.txt"), reason="not UTF-8 (byte 3)"),
-        Rejected(where=str(tmp_path / "pipe.txt"), reason="is not a regular file"),
-        Record("b/A.TXT", ""),
-        Record("b/deep/é.md", "# title"),
+        whole("a.txt", "first"),
+        unread(tmp_path, "broken.txt", "not UTF-8 (byte 3)"),
+        unread(tmp_path, "pipe.txt", "is not a regular file"),
+        whole("b/A.TXT", ""),
+        Record(
+            "b/deep/é.md#title",
+            "# title",
+            {"path": "b/deep/é.md", "heading": "title", "first_line": 1, "last_line": 1},
+        ),
     ]
-    assert reader.skipped == SkippedFiles(count=1, names=("image.png",), reasons={"neither .txt nor .md": 1})
+    assert reader.skipped == SkippedFiles(count=1, names=("image.png",), reasons={OTHER: 1})
 
 
 def test_links_that_leave_a_folder_are_not_followed(tmp_path, caplog):
@@ -337,7 +352,7 @@ def test_links_that_leave_a_folder_are_not_followed(tmp_path, caplog):
         "a link to a file that is read itself": 1,
         "a link that leaves the folder": 4,
         "a link to a folder": 2,
-        "neither .txt nor .md": 1,
+        OTHER: 1,
     }
     assert f"{inside}: not read, because a link that leaves the folder: 4 (away, b.txt, twice.txt, sub/d.md)" in (
         caplog.text
@@ -354,7 +369,7 @@ def test_a_name_that_is_no_utf8_fails_alone_and_can_be_printed(tmp_path):
     reader = read(tmp_path)
     first, second = reader
     assert first.where == f"{tmp_path}/caf\\xe9.txt" and "lone surrogate" in first.reason
-    assert second == Record("d.txt", "t")
+    assert second == whole("d.txt", "t")
     assert reader.skipped.names == ("caf\\xe9.bin",)
 
 
@@ -404,7 +419,7 @@ def test_a_folder_that_cannot_be_listed_is_left_out_by_name(tmp_path, monkeypatc
 
     monkeypatch.setattr(os, "scandir", refuse)
     assert list(read(tmp_path)) == [
-        Record("a/x.txt", "t"),
+        whole("a/x.txt", "t"),
         Rejected(where=str(tmp_path / "b"), reason="cannot be listed (Permission denied)"),
         Rejected(where=str(tmp_path / "c"), reason="cannot be listed (Permission denied)"),
     ]

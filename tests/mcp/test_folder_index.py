@@ -14,9 +14,9 @@ import pytest
 from tests.mcp.words_engine import WordsEngine
 
 from millpond.errors import InvalidRequestError
+from millpond.ingest.units.split import split
 from millpond.mcp.folder.index import FolderIndex, embedded_text, fuse
 from millpond.mcp.folder.store import UnitStore
-from millpond.mcp.units.split import split
 
 Make = Callable[[], FolderIndex]
 

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from millpond.ingest.units.split import split
+from millpond.ingest.units.unit import MAX_CHARACTERS
 from millpond.mcp.folder.words import expression, words
-from millpond.mcp.units.split import split
-from millpond.mcp.units.unit import MAX_CHARACTERS
 
 DOCUMENT = """---
 title: no heading

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic, Self, TypeVar
 
-from millpond.compat.composed import ModelSource
+from millpond.compat.composed import MACHINE, ModelSource
 from millpond.errors import FingerprintMismatchError
 from millpond.values.fingerprint import ModelIdentity, stored_folder
 
 Source = TypeVar("Source", bound=ModelSource)
 
 _IDENTITY = "identity"
-# What another process, or another machine, chooses for itself; no vector depends on it.
-_MACHINE = frozenset(["engine", "model", "device", "cache", "compile", "max_batch_tokens", "trust_remote_code"])
 
 
 class ModelFunction(Generic[Source]):
@@ -55,7 +53,7 @@ class ModelFunction(Generic[Source]):
             JSON.
         """
         spec = self._source.load().spec
-        options = self._source.model_dump(mode="json", exclude=set(_MACHINE), exclude_defaults=True)
+        options = self._source.model_dump(mode="json", exclude={*MACHINE, "model"}, exclude_defaults=True)
         identity = ModelIdentity.of(spec).to_json()
         return {"model": stored_folder(spec) or self._source.name, **options, _IDENTITY: identity}
 

@@ -65,6 +65,8 @@ class ChromaSink(CollectionSink[str]):
 class ChromaDriver(CollectionDriver[str]):
     """The requests of a sink."""
 
+    layouts = ("plain",)
+
     def __init__(self, connection: ChromaConnection) -> None:
         self.connection: ChromaConnection = connection
 

@@ -25,8 +25,7 @@ from millpond.support.filters import Condition
 from millpond_lancedb.filters import is_exact, labels, quoted, to_condition
 
 _PASSING = re.compile(r"no space left|too large \(os error|too many|conflict|timed? ?out", re.IGNORECASE)
-_RUN = f"{MANIFEST_KEY}.run"
-_SUCCESSION = f"{MANIFEST_KEY}.succession"
+_RUN, _RUNS, _SUCCESSION = (f"{MANIFEST_KEY}.{name}" for name in ("run", "runs", "succession"))
 _WRITES = 256  # after as many, fragments are merged: a write takes the longer, the more of them there are
 _KEPT = timedelta(minutes=10)  # old versions, which other processes may be reading
 
@@ -60,7 +59,7 @@ class LanceDBSink(TableSink[str]):
         index: str | None = None,
     ) -> None:
         driver = LanceDBDriver(LanceDBConnection(uri, table), fields=fields, datatype=datatype, index=index)
-        super().__init__(driver, dimensions=dimensions)
+        super().__init__(driver, dimensions=dimensions, fields=fields)
         self.options = {"datatype": datatype, "index": index}
         driver.connection.open()
 
@@ -117,12 +116,12 @@ class LanceDBConnection(Connection):
         schema = self.table().schema
         comment = (schema.metadata or {}).get(MANIFEST_KEY.encode())
         manifest = manifest_of(None if comment is None else str(comment, "utf-8", "replace"))
-        if not isinstance(manifest, dict):
-            return manifest
-        notes = schema.field("pk").metadata or {}
-        run, succession = notes.get(_RUN.encode()), notes.get(_SUCCESSION.encode())
-        manifest |= {} if run is None else {"run": run.decode()}
-        return manifest | ({"succession": manifest_of(succession.decode())} if succession else {})
+        noted = schema.field("pk").metadata or {}
+        if isinstance(manifest, dict):
+            for key, read in ((_RUN, str), (_RUNS, json.loads), (_SUCCESSION, manifest_of)):
+                if text := noted.get(key.encode()):
+                    manifest[key.rpartition(".")[2]] = read(text.decode())
+        return manifest
 
     def fault(self, error: Exception, request: str) -> Fault:
         """What an error of Lance means, without a line of its source."""
@@ -155,10 +154,11 @@ class LanceDBDriver(TableDriver[str]):
         self.connection.client.create_table(self.connection.collection, schema=schema)
 
     def store_manifest(self, manifest: CollectionManifest) -> None:
-        """Note the last run and the succession: metadata of a column can be changed, and that of a table cannot."""
+        """Note the runs and the succession: metadata of a column can be changed, and that of a table cannot."""
+        runs = json.dumps([note.to_json() for note in manifest.runs])
         succession = "" if manifest.succession is None else json.dumps(manifest.succession.to_dict())
-        notes = {_RUN: manifest.run, _SUCCESSION: succession}
-        self.connection.table().update_field_metadata({"path": "pk", "metadata": notes})
+        noted = {_RUN: manifest.run, _RUNS: runs, _SUCCESSION: succession}
+        self.connection.table().update_field_metadata({"path": "pk", "metadata": noted})
 
     def drop(self) -> None:
         """Delete the table."""

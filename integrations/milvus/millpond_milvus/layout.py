@@ -123,6 +123,11 @@ def token_weights(sparse: Mapping[int, float]) -> dict[int, float]:
     return {int(token): float(weight) for token, weight in sparse.items() if weight}
 
 
+def weights_of(stored: Mapping[int, float]) -> dict[int, float]:
+    """The sparse vector that a row was written with; a record without a token has none."""
+    return {int(token): float(weight) for token, weight in stored.items() if int(token) != _NO_TOKEN}
+
+
 def key_of(found: Mapping[str, Any], primary: str) -> str:
     """The primary key of a row that a search found: a server before 2.4 does not name the field, and it is ``id``."""
     return str(found[primary] if primary in found else found["id"])

@@ -24,7 +24,7 @@ from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.support.filters import Condition, check_filter
 from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.filters import is_exact, one_of, to_expression
-from millpond_milvus.layout import SCHEMAS, RowLayout, key_of, token_weights
+from millpond_milvus.layout import SCHEMAS, RowLayout, key_of, token_weights, weights_of
 from millpond_milvus.options import OPTIONS_KEY, PARTITION, SPARSE, VectorOptions
 from millpond_milvus.url import MilvusOptions
 
@@ -103,6 +103,7 @@ class MilvusDriver(CollectionDriver[str]):
 
     def create(self, manifest: CollectionManifest) -> None:
         """Create the collection, where the server has what its options need."""
+        self._layout = replace(self._layout, schema=SCHEMAS[manifest.fields])
         self.connection.check_needs(self._layout.needs(manifest.dimensions))
         options = self._layout.options.to_property()
         self.connection.call(
@@ -190,12 +191,16 @@ class MilvusDriver(CollectionDriver[str]):
         """Those of these rows that exist."""
         schema, options = SCHEMAS[manifest.fields], self._read_options()
         rows: dict[str, StoredRow] = {}
-        for row in self._query(row_ids, widths, schema.identity_fields(), self.connection.max_rows):
+        names = [*schema.identity_fields(), *_sparse_field(widths, manifest)]
+        for row in self._query(row_ids, widths, names, self.connection.max_rows):
             point = str(row[schema.primary])
             with self.reading(point, manifest):
                 record_id, content_hash = schema.identity(row)
                 rows[point] = StoredRow(
-                    record_id=record_id, content_hash=content_hash, vectors=_vectors(row, widths, options)
+                    record_id=record_id,
+                    content_hash=content_hash,
+                    vectors=_vectors(row, widths, options),
+                    sparse=weights_of(row[SPARSE]) if SPARSE in names else None,
                 )
         return rows
 
@@ -204,7 +209,8 @@ class MilvusDriver(CollectionDriver[str]):
         schema, options = SCHEMAS[manifest.fields], self._read_options()
         layout = RowLayout(schema=schema, options=options, hybrid=manifest.sparse is not None)
         added = layout.added_fields(manifest.dimensions)
-        fields = list(dict.fromkeys([*schema.identity_fields(), *schema.output_fields()]))
+        fields = [*schema.identity_fields(), *schema.output_fields(), *_sparse_field(widths, manifest)]
+        fields = list(dict.fromkeys(fields))
         rows: dict[str, StoredRow] = {}
         for row in self._query(row_ids, widths, fields, _READ_ROWS):
             point = str(row[schema.primary])
@@ -217,6 +223,7 @@ class MilvusDriver(CollectionDriver[str]):
                     vectors=_vectors(row, widths, options),
                     text=text,
                     metadata=metadata,
+                    sparse=weights_of(row[SPARSE]) if SPARSE in fields else None,
                 )
         return rows
 
@@ -391,6 +398,11 @@ class MilvusDriver(CollectionDriver[str]):
                 _LITE_ROWS,
                 self._name,
             )
+
+
+def _sparse_field(widths: Sequence[int], manifest: CollectionManifest) -> list[str]:
+    """The field of the sparse vectors, where there are such and vectors are asked for."""
+    return [SPARSE] if widths and manifest.sparse is not None else []
 
 
 def _vectors(row: Mapping[str, Any], widths: Sequence[int], options: VectorOptions) -> dict[int, Any]:

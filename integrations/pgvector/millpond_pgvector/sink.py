@@ -70,9 +70,8 @@ class PgVectorSink(TableSink[Composable]):
         timeout: float = 60,
     ) -> None:
         connection = PgVectorConnection(dsn, table, timeout=timeout)
-        super().__init__(
-            PgVectorDriver(connection, fields=fields, datatype=datatype, index=index), dimensions=dimensions
-        )
+        driver = PgVectorDriver(connection, fields=fields, datatype=datatype, index=index)
+        super().__init__(driver, dimensions=dimensions, fields=fields)
         self.options = {"datatype": datatype, "index": index, "timeout": timeout}
         connection.open()
 
@@ -91,7 +90,7 @@ class PgVectorConnection(Connection):
             None if isinstance(dsn, psycopg.Connection) else dsn, table, client=passed, timeout=check_timeout(timeout)
         )
         if self.owned:
-            _check_dsn(self.where)
+            check_dsn(self.where)
         self._table = Identifier(*table.split("."))
         self._lock = threading.RLock()
         self._late = False  # the last request took too long, and what it waited for was shut down
@@ -398,7 +397,7 @@ def _listed(parts: Iterable[Composable]) -> Composed:
     return SQL(", ").join(parts)
 
 
-def _check_dsn(dsn: str) -> None:
+def check_dsn(dsn: str) -> None:
     """Raise InvalidRequestError, which shows nothing of it, for a str that is no connection's or holds a secret."""
     advice = "write postgresql://host/db; user and password come from PGUSER, PGPASSWORD and PGPASSFILE"
     try:

@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING, Any
 from millpond_qdrant.url import sink_from_url
 
 if TYPE_CHECKING:
+    from millpond_qdrant.client import AsyncMillpondQdrantClient, MillpondQdrantClient
     from millpond_qdrant.index import QdrantIndex
     from millpond_qdrant.sink import QdrantSink
 
-_MODULES = {"QdrantIndex": "index", "QdrantSink": "sink"}
+_MODULES = {
+    "AsyncMillpondQdrantClient": "client",
+    "MillpondQdrantClient": "client",
+    "QdrantIndex": "index",
+    "QdrantSink": "sink",
+}
 
-__all__ = ["QdrantIndex", "QdrantSink", "sink_from_url"]
+__all__ = ["AsyncMillpondQdrantClient", "MillpondQdrantClient", "QdrantIndex", "QdrantSink", "sink_from_url"]
 
 
 def __getattr__(name: str) -> Any:

@@ -37,7 +37,7 @@ from millpond_qdrant.payload import (
 )
 from millpond_qdrant.probe import PartialPoints, Probe
 from millpond_qdrant.queries import SPARSE, fused_query_of, queries_of, sparse_vector
-from millpond_qdrant.vector_storage import StoredVectors, VectorStorage
+from millpond_qdrant.vector_storage import StoredVectors, VectorStorage, check_layout
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ class QdrantDriver(CollectionDriver[models.Filter]):
 
     def create(self, manifest: CollectionManifest) -> None:
         """Create the collection."""
+        check_layout(self._storage.datatype, manifest.fields)  # which may be that of a collection that is copied
         sparse = None
         if manifest.sparse is not None:
             index = models.SparseIndexParams(on_disk=self._storage.on_disk)
@@ -181,15 +182,15 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
     ) -> dict[str, StoredRow]:
         """Those of these points that exist."""
-        points = self._retrieve(row_ids, widths, payload=IDENTITY)
-        return {str(point.id): self._stored_row(point, widths) for point in points}
+        points = self._retrieve(row_ids, widths, manifest, payload=IDENTITY)
+        return {str(point.id): self._stored_row(point, widths, manifest) for point in points}
 
     def read(self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest) -> dict[str, StoredRow]:
         """The same with texts and metadata; of a point that cannot be read both are empty."""
         rows = {}
-        for point in self._retrieve(row_ids, widths, payload=True):
+        for point in self._retrieve(row_ids, widths, manifest, payload=True):
             text, metadata = content_of(point.payload or {}, str(point.id), manifest.fields)
-            rows[str(point.id)] = replace(self._stored_row(point, widths), text=text, metadata=metadata)
+            rows[str(point.id)] = replace(self._stored_row(point, widths, manifest), text=text, metadata=metadata)
         return rows
 
     def store_manifest(self, manifest: CollectionManifest) -> None:
@@ -202,12 +203,15 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         self.connection.check_folder()
         self.connection.client.delete_collection(self._name)
 
-    def _retrieve(self, row_ids: Sequence[str], widths: Sequence[int], *, payload: Any) -> list[models.Record]:
+    def _retrieve(
+        self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest, *, payload: Any
+    ) -> list[models.Record]:
+        names = [vector_name(width) for width in widths]
         return self.connection.client.retrieve(
             self._name,
             [_native_id(row_id) for row_id in row_ids],
             with_payload=payload,
-            with_vectors=[vector_name(width) for width in widths] or False,
+            with_vectors=[*names, SPARSE] if names and manifest.sparse is not None else names or False,
         )
 
     def scan(self, manifest: CollectionManifest) -> Iterator[list[tuple[str, str]]]:
@@ -254,10 +258,10 @@ class QdrantDriver(CollectionDriver[models.Filter]):
             payload_of(record, point, self._fields) for record, point in zip(batch.records, batch.ids, strict=True)
         ]
         if batch.sparse is None:
-            return models.Batch(ids=list(batch.ids), vectors=vectors, payloads=payloads)
+            return models.Batch(ids=[_native_id(point) for point in batch.ids], vectors=vectors, payloads=payloads)
         return [
             models.PointStruct(
-                id=point,
+                id=_native_id(point),
                 # A text without a token of weight has no sparse vector.
                 vector={name: rows[row] for name, rows in vectors.items()}
                 | ({SPARSE: sparse_vector(batch.sparse[row])} if batch.sparse[row] else {}),
@@ -298,11 +302,16 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         record_id, text, metadata = self._record(row, manifest)
         return Hit(id=record_id, score=row.score, text=text, metadata=metadata)
 
-    def _stored_row(self, point: models.Record, widths: Sequence[int]) -> StoredRow:
+    def _stored_row(self, point: models.Record, widths: Sequence[int], manifest: CollectionManifest) -> StoredRow:
         record_id, hashed = identity_of(point.payload or {}, str(point.id))
         stored = self._stored_vectors
         vectors = point.vector if isinstance(point.vector, dict) else {}
+        sparse = vectors.get(SPARSE)
+        weights = (
+            dict(zip(sparse.indices, sparse.values, strict=True)) if isinstance(sparse, models.SparseVector) else {}
+        )
         return StoredRow(
+            sparse=weights if widths and manifest.sparse is not None else None,
             record_id=record_id,
             content_hash=hashed,
             vectors={

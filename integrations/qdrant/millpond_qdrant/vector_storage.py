@@ -48,11 +48,7 @@ class VectorStorage:
         """Check the options of a sink."""
         oversampling, rescore, hnsw = options.get("oversampling"), options.get("rescore", True), options.get("hnsw")
         kind = _one_of("datatype", options.get("datatype"), DATATYPES)
-        if kind == "uint8" and fields != "plain":
-            raise InvalidRequestError(
-                f"datatype='uint8' with fields={fields!r}: a framework searches with vectors that are not in 0 to "
-                "255, and would find noise; use float16, or fields='plain'"
-            )
+        check_layout(kind, fields)
         if oversampling is not None and (
             isinstance(oversampling, bool) or not isinstance(oversampling, int | float) or not 1 <= oversampling < 1000
         ):
@@ -176,6 +172,15 @@ class StoredVectors:
         if self.datatype != "uint8":
             return score
         return 1 - (score / _scale(width)) ** 2 / 2
+
+
+def check_layout(datatype: str | None, fields: FieldLayout) -> None:
+    """Raise InvalidRequestError for vectors of bytes in a framework's layout."""
+    if datatype == "uint8" and fields != "plain":
+        raise InvalidRequestError(
+            f"datatype='uint8' with fields={fields!r}: a framework searches with vectors that are not in 0 to "
+            "255, and would find noise; use float16, or fields='plain'"
+        )
 
 
 def _scale(width: int) -> float:

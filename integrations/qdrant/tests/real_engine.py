@@ -117,7 +117,8 @@ def _value(value: Any) -> Any:
 def _query(request: Any) -> Any:
     if isinstance(request.query, models.RrfQuery):
         return edge.Fusion.Rrf(k=request.query.rrf.k)
-    return edge.Query.Nearest(_value(request.query), using=request.using)
+    query = request.query.nearest if isinstance(request.query, models.NearestQuery) else request.query
+    return edge.Query.Nearest(_value(query), using=request.using)
 
 
 def _prefetch(prefetch: models.Prefetch) -> Any:

@@ -15,7 +15,8 @@ def test_readme(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     count, shown, scope = run_readme(__file__, {"sentence-transformers/all-MiniLM-L6-v2": minilm}, capsys)
-    assert count == 5 and shown[0] == "2 of 2 records written"
+    assert count == 6 and shown[0] == "2 of 2 records written"
     assert shown[1].endswith("bread: " + scope["hits"][0].text)
     assert shown[2].endswith(" bread: Bread rises because of yeast.")
+    assert shown[3] == "Bread rises because of yeast."
     scope["engine"].close()

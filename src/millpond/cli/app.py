@@ -21,8 +21,10 @@ from millpond.cli.commands.advise import advise
 from millpond.cli.commands.cache import app as cache
 from millpond.cli.commands.collections import app as collections
 from millpond.cli.commands.convert import convert
+from millpond.cli.commands.copy import copy
 from millpond.cli.commands.embed import embed
 from millpond.cli.commands.env import env
+from millpond.cli.commands.eval import evaluate
 from millpond.cli.commands.explain import explain
 from millpond.cli.commands.index import app as index
 from millpond.cli.commands.ingest import ingest
@@ -32,6 +34,8 @@ from millpond.cli.commands.models import models
 from millpond.cli.commands.rerank import rerank
 from millpond.cli.commands.search import search
 from millpond.cli.commands.serve import serve
+from millpond.cli.commands.trace import trace
+from millpond.cli.commands.watch import watch
 from millpond.cli.demo.command import demo
 from millpond.errors import (
     FingerprintMismatchError,
@@ -56,8 +60,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # keep Python's own traceback, which shows no values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, embed, rerank, explain, ingest, search, mcp, advise, models, convert, env):
+for command in (demo, embed, rerank, explain, ingest, watch, search, copy, trace, mcp, advise, models, convert, env):
     app.command(cls=Command)(command)
+app.command("eval", cls=Command)(evaluate)
 app.command(cls=ServeCommand)(serve)
 app.add_typer(collections)
 app.add_typer(migrate)

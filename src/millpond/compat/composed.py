@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import AliasChoices, ConfigDict, Field
 
-from millpond.compat.adapter import EmbeddingSource, EngineSource, PathStr, PromptSource, ScorerSource
+from millpond.compat.adapter import EmbeddingSource, EngineSource, PathStr, PromptSource, ScorerSource, Truncation
 from millpond.compat.notices import log_rerank_method
+from millpond.errors import InvalidRequestError
 from millpond.tasks import Role
+from millpond.values.config import EngineConfig
 
 if TYPE_CHECKING:
-    from millpond import EmbeddingOutput, Engine, RerankOutput
+    from millpond import EmbeddingOutput, Engine, ModelSpec, RerankOutput, TokenEmbeddingOutput
+
+MACHINE = frozenset(["engine", "device", "cache", "compile", "max_batch_tokens", "trust_remote_code"])
+"""What another process, or another machine, chooses for itself; no vector depends on it."""
 
 
 class ModelSource(EngineSource):
@@ -41,6 +46,14 @@ class ModelSource(EngineSource):
     async def aload(self) -> Engine:
         """As :meth:`load`, without blocking the event loop."""
         return await self._aengine()
+
+    def describe(self) -> ModelSpec:
+        """The description of the model, whose weights are not read."""
+        if self.engine is not None:
+            return self.engine.spec
+        from millpond.engine.loading import describe
+
+        return describe(EngineConfig(**{k: value for k, value in self._configuration().items() if k != "cache"}))
 
     def options(self) -> dict[str, Any]:
         """The options that make an equal source in another process, as JSON.
@@ -104,6 +117,31 @@ class SparseEmbedder(PromptSource, ModelSource):
         return {"task": "sparse_embed", "params": params}
 
 
+class TokenEmbedder(PromptSource, ModelSource):
+    """A model that makes a vector of each token of a text, for MaxSim.
+
+    Attributes:
+        dimensions: Matryoshka width of the vectors.
+        normalize: Whether to L2-normalize the vectors.
+        pooling: As of an embedder, with which it then shares an engine; token vectors do not depend on it.
+        cache: As of an embedder; token vectors are computed anew.
+    """
+
+    kind = "embedding"
+    loading = (*ModelSource.loading, "pooling", "cache")
+
+    dimensions: int | None = Field(default=None, gt=0, strict=True)
+    normalize: bool = True
+    pooling: str | None = None
+    cache: PathStr | None = None
+
+    def embed(self, texts: Sequence[str], role: Role) -> TokenEmbeddingOutput:
+        """A matrix of each text in a role, ``[tokens, d]``."""
+        engine = self._engine()
+        options = {name: getattr(self, name) for name in ("dimensions", "normalize", "truncate")}
+        return engine.token_embed(texts, role=role, prompt=self._prompt(engine, role), **options)
+
+
 class Scorer(ScorerSource, ModelSource):
     """A model that sorts texts by how well they answer a query."""
 
@@ -137,3 +175,38 @@ class Scorer(ScorerSource, ModelSource):
         if scaled is not None and engine.spec.score_type == "cross-encoder" and self.method == "auto":
             activation = None if scaled and engine.spec.activation != "identity" else "sigmoid" if scaled else False
         return {"activation": activation, **self._options()}
+
+
+class Classifier(ModelSource):
+    """A model that chooses a label for each text: a classifier, or a model of natural language inference.
+
+    Attributes:
+        template: Of a model of natural language inference: the hypothesis, in which a label takes the place of ``{}``.
+        truncate: Which end of an over-long text is cut, or ``"error"``.
+    """
+
+    template: str | None = None
+    truncate: Truncation = "auto"
+
+    def label(self, texts: Sequence[str], labels: Sequence[str]) -> list[str]:
+        """The most probable one of some labels, for each text.
+
+        Args:
+            texts: The texts.
+            labels: Labels of your own, for a model of natural language inference; else some of the checkpoint's.
+
+        Raises:
+            InvalidRequestError: A label that the checkpoint does not have.
+        """
+        engine = self._engine()
+        own = engine.spec.labels
+        named = labels if engine.spec.entailment_id is not None else None
+        unknown = [] if named is not None else [label for label in labels if label not in own]
+        if unknown or not labels:
+            raise InvalidRequestError(
+                f"labels={list(labels)!r}: {engine.spec.name} has the labels {list(own)}; choose among them, or name a "
+                "model of natural language inference, which takes any"
+            )
+        probs = engine.classify(texts, labels=named, template=self.template, truncate=self.truncate).probs
+        columns = probs if named is not None else probs[:, [own.index(label) for label in labels]]
+        return [labels[best] for best in columns.argmax(axis=1)]

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from millpond.ingest.advice.advisor import Advice, advise
     from millpond.ingest.advice.judgements import Evaluation, evaluate, read_judgements
     from millpond.ingest.chunking import Chunker, Chunking
+    from millpond.ingest.copying.copy import copy
+    from millpond.ingest.copying.report import CopyReport
     from millpond.ingest.pipeline.delivery import RetryPolicy
     from millpond.ingest.pipeline.ingest import ingest
     from millpond.ingest.pipeline.source_items import StopRequest
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from millpond.ingest.sinks.driver import CollectionDriver
     from millpond.ingest.sinks.fields import FieldLayout
     from millpond.ingest.sinks.manifest import CollectionManifest
+    from millpond.ingest.sinks.origin import RowOrigin, trace
     from millpond.ingest.sinks.protocol import Sink, StoredRow
+    from millpond.ingest.sinks.run_note import RunNote
     from millpond.ingest.sinks.search import Hit
     from millpond.ingest.sources.folder import SkippedFiles
     from millpond.ingest.sources.read import RecordReader, read
@@ -39,6 +43,8 @@ _MODULES = {
     "advice.advisor": "Advice advise",
     "advice.judgements": "Evaluation evaluate read_judgements",
     "chunking": "Chunker Chunking",
+    "copying.copy": "copy",
+    "copying.report": "CopyReport",
     "pipeline.delivery": "RetryPolicy",
     "pipeline.ingest": "ingest",
     "pipeline.source_items": "StopRequest",
@@ -50,7 +56,9 @@ _MODULES = {
     "sinks.driver": "CollectionDriver",
     "sinks.fields": "FieldLayout",
     "sinks.manifest": "CollectionManifest",
+    "sinks.origin": "RowOrigin trace",
     "sinks.protocol": "Sink StoredRow",
+    "sinks.run_note": "RunNote",
     "sinks.search": "Hit",
     "sources.folder": "SkippedFiles",
     "sources.read": "RecordReader read",
@@ -68,6 +76,7 @@ __all__ = [
     "CollectionManifest",
     "CollectionSink",
     "Connection",
+    "CopyReport",
     "Database",
     "Evaluation",
     "Fault",
@@ -80,6 +89,8 @@ __all__ = [
     "RecordReader",
     "Rejected",
     "RetryPolicy",
+    "RowOrigin",
+    "RunNote",
     "RunTrace",
     "Sink",
     "SinkError",
@@ -94,6 +105,7 @@ __all__ = [
     "advise",
     "check_filter",
     "content_hash",
+    "copy",
     "database",
     "evaluate",
     "ingest",
@@ -102,6 +114,7 @@ __all__ = [
     "point_id",
     "read",
     "read_judgements",
+    "trace",
 ]
 
 

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 CHUNK_KEYS = ("chunk", "chunk_start", "chunk_end")
 """The keys of a piece's metadata: its number, and the characters of the whole text that it holds."""
 
-_MARKDOWN_SUFFIXES = (".md", ".markdown")
+LINE_KEYS = ("first_line", "last_line")
+"""The keys of a record's metadata that hold the lines of its file; those of a piece are its own."""
+
+_MARKDOWN_SUFFIXES = (".md", ".markdown", ".mdx")
 # Characters per token that are split at a time: the splitter's time grows with the square of a text without spaces.
 _WINDOW_PER_TOKEN = 64
 _WINDOW_GROWTH = 4
@@ -161,8 +164,9 @@ class Chunker:
         """The pieces of a record's text, in order.
 
         A piece has its parent's id and metadata, its number in ``chunk``, and in its metadata ``chunk``,
-        ``chunk_start`` and ``chunk_end``: ``text[chunk_start:chunk_end]`` of the parent is the piece. A record is
-        returned as it is if its text fits or is blank, or if it is a piece itself.
+        ``chunk_start`` and ``chunk_end``: ``text[chunk_start:chunk_end]`` of the parent is the piece. If the parent has
+        the lines of its file in ``first_line`` and ``last_line``, a piece has its own there. A record is returned as it
+        is if its text fits or is blank, or if it is a piece itself.
 
         Args:
             record: The record, or a piece of one.
@@ -176,7 +180,9 @@ class Chunker:
         text = record.text
         if is_chunk(record) or self._fits(text) or is_blank(text):
             return [record]
-        markdown = record.id.lower().endswith(_MARKDOWN_SUFFIXES)
+        path = record.metadata.get("path")  # of a section of a file, whose id has more
+        markdown = (path if isinstance(path, str) else record.id).lower().endswith(_MARKDOWN_SUFFIXES)
+        lines = _LineCounter(record)
         spans = self._spans(text, self._markdown if markdown else self._texts)
         pieces: list[Record] = []
         former = 0
@@ -186,7 +192,7 @@ class Chunker:
             start = former = self._with_overlap(text, former, own, end) if pieces and self.overlap else own
             piece = text[start:end]
             number = len(pieces)
-            span = dict(zip(CHUNK_KEYS, (number, start, end), strict=True))
+            span = {**dict(zip(CHUNK_KEYS, (number, start, end), strict=True)), **lines.of(start, end)}
             pieces.append(Record(record.id, piece, {**record.metadata, **span}, chunk=number))
         return pieces
 
@@ -247,6 +253,25 @@ class Chunker:
             )
         for offset, piece in self._library.TextSplitter.from_callback(self._size, limit).chunk_indices(text[start:end]):
             yield from self._checked(text, (start + offset, start + offset + len(piece)), limit)
+
+
+class _LineCounter:
+    """Counts the lines of a record's pieces, which begin in order, in its file."""
+
+    def __init__(self, record: Record) -> None:
+        first, last = (record.metadata.get(key) for key in LINE_KEYS)
+        self._text = record.text
+        # A title may stand before the lines, as of a section that another program wrote: then they say nothing.
+        self._counts = type(first) is int and type(last) is int and first + record.text.rstrip("\n").count("\n") == last
+        self._place, self._line = 0, first if type(first) is int else 0
+
+    def of(self, start: int, end: int) -> dict[str, int]:
+        """The lines from one character to before another; nothing, if the record has none."""
+        if not self._counts:
+            return {}
+        self._line += self._text.count("\n", self._place, start)
+        self._place = start
+        return dict(zip(LINE_KEYS, (self._line, self._line + self._text.count("\n", start, end)), strict=True))
 
 
 def is_chunk(record: Record) -> bool:

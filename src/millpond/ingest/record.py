@@ -121,7 +121,8 @@ class Rejected:
         reason: Why it holds none.
         content: The line or row as it is in the source, for a dead-letter file: JSON, or a row's own text; cut after
             2**20 characters. Bytes that are not UTF-8 are written as ``\xNN``. None of a file or another object.
-        record_id: The id, if that much could be read.
+        record_id: The id, if that much could be read; of a file in a folder its path.
+        parts: Whether records whose ids are ``record_id``, ``#`` and more may be of it, as of a file.
         lines: How many lines of the source it takes, from ``where`` on.
     """
 
@@ -129,6 +130,7 @@ class Rejected:
     reason: str
     content: str | None = None
     record_id: str | None = None
+    parts: bool = False
     lines: int = 1
 
     def __post_init__(self) -> None:

@@ -74,6 +74,7 @@ class Change:
             sparse=None if old.sparse is None else sparse_spec(self.spec, self.sparse),
             chunked=old.chunked or self.chunking is not None,
         )
+        form = replace(form, runs=old.runs)
         return form if self.records is None or self.chunking is not None else replace(form, chunked=old.chunked)
 
     def check(self, old: CollectionManifest) -> None:

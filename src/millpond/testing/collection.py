@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, SinkError
+from millpond.ingest.copying.copy import copy
 from millpond.ingest.record import Record
 from millpond.ingest.sinks.collection import CollectionSink
+from millpond.ingest.sinks.origin import trace
+from millpond.ingest.sinks.run_note import RunNote
+from millpond.ingest.sinks.stored_rows import stored_records, stored_rows
 from millpond.testing.engine import WordEngine
 from millpond.testing.filters import EQUALS, FACETED, RANGES, REFUSED
 from millpond.testing.sink import ODD, SinkContract, fill, records, vectors
@@ -231,6 +237,11 @@ class CollectionSinkContract(SinkContract):
             assert {id: (hit.text, hit.metadata) for id, hit in hits.items()} == {
                 record.id: (record.text, record.metadata) for record in ODD
             }
+            stored = {record.id: record for record in stored_records(sink)}
+            assert stored == {record.id: record for record in ODD}
+            assert [row.text for page in stored_rows(sink, page=1) for row in page.values()] == [
+                record.text for record in stored.values()
+            ]
 
     def test_a_collection_opened_again_is_the_same(self, tmp_path: Path, engine: WordEngine) -> None:
         layout = self.layouts[-1]
@@ -264,6 +275,43 @@ class CollectionSinkContract(SinkContract):
             assert hits == {record.id: (record.text, record.metadata) for record in FORMED[1:]}, layout
             for sink in (first, again, reader):
                 sink.close()
+
+    def test_the_runs_are_kept(self, tmp_path: Path, engine: WordEngine) -> None:
+        first = self.make(tmp_path, dimensions=self.widths)
+        first.prepare(engine.spec)
+        notes = [RunNote.now("ingest", "/docs"), RunNote.now("copy", "another collection", chunking="by words")]
+        for name, note in zip(("one", "two"), notes, strict=True):
+            try:
+                first.note_run(name, note)
+            except SinkError:
+                pytest.skip("this sink keeps no run")
+        again = self.again(first, tmp_path)
+        assert again.open().runs == (replace(notes[0], run="one"), replace(notes[1], run="two"))
+        assert again.last_run() == "two"
+        for sink in (first, again):
+            sink.close()
+
+    def test_a_copy_holds_the_same_rows_and_finds_the_same(self, tmp_path: Path, engine: WordEngine) -> None:
+        for layout, sink in self.of_layouts(tmp_path, engine, records(24)):
+            other = self.make(tmp_path, collection=f"{layout}_copied")
+            report = copy(sink, other, show_progress=False)
+            assert report.good and report.written == other.count() == 24
+            ids = [row_id for row_id, _ in sink.scan()]
+            rows, copied = (each.read_rows(ids, widths=self.widths) for each in (sink, other))
+            assert rows.keys() == copied.keys() == set(ids)
+            for row_id, row in rows.items():
+                own, theirs = ((r.record_id, r.content_hash, r.text, r.metadata) for r in (row, copied[row_id]))
+                assert own == theirs
+                for width, vector in row.vectors.items():
+                    np.testing.assert_allclose(copied[row_id].vectors[width], vector, atol=self.tolerance)
+            hits, wanted = (each.search(engine, QUESTIONS[0], k=5, candidates=24) for each in (other, sink))
+            assert [(hit.id, hit.text) for hit in hits] == [(hit.id, hit.text) for hit in wanted]
+            assert copy(sink, other, show_progress=False).unchanged == 24
+            for record in records(3):
+                (origin,) = trace(other, record.id)
+                assert (origin.record_id, origin.text, origin.hash_fits) == (record.id, record.text, True)
+            assert trace(other, "nobody") == []
+            other.close()
 
     def test_two_collections_do_not_mix(self, tmp_path: Path, engine: WordEngine) -> None:
         first = self.make(tmp_path, collection="first", dimensions=[384])

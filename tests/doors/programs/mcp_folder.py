@@ -16,7 +16,7 @@ async def main() -> None:
         command=sys.executable, args=["-m", "millpond", "mcp", "bakery", *model], env=dict(os.environ)
     )
     async with Client(server) as client:
-        for query in ("when is the shop open?", "make the oven hot"):
+        for query in ("when is the shop open?", "how does the oven get hot?"):
             answer = await client.call_tool("search", {"query": query, "top_k": 1})
             for hit in answer.structured_content["hits"]:
                 print(query, "->", hit["id"], hit["metadata"]["name"])

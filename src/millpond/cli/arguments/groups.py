@@ -120,6 +120,26 @@ class SinkOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeletionLimit:
+    """How much a run may delete."""
+
+    sync_max: float = option(
+        0.5,
+        "Largest share of the collection that the run may delete, with or without --sync (1: all of it).",
+        "SHARE",
+        min=0.0,
+        max=1.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncOptions(DeletionLimit):
+    """Whether rows that the source does not have are deleted at the end of a run."""
+
+    sync: bool = option(False, "Then delete the rows of records that the source no longer has.", flags="--sync")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """How a source of texts is read."""
 

@@ -53,7 +53,7 @@ TextSource = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder of .txt and .md, any other file with "
+        help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder of files, any other file with "
         "one text per line (also as .gz or .zst), or - (stdin).",
     ),
 ]
@@ -62,12 +62,30 @@ RecordSource = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="A .jsonl, .ndjson, .json, .csv or .tsv file (also as .gz or .zst), a .parquet, .arrow or .feather, a "
-        "folder of .txt and .md files, or - (JSONL on stdin).",
+        "folder of text, Markdown, HTML, PDF, DOCX and code, or - (JSONL on stdin).",
     ),
 ]
 Width = Annotated[int | None, typer.Option("--dimensions", help=_DIMENSIONS, metavar="N", show_default=_WIDEST)]
 Widths = Annotated[str | None, typer.Option("--dimensions", help=_DIMENSIONS, metavar="N,N", show_default=_WIDEST)]
 StoredWidths = Annotated[str | None, typer.Option("--dimensions", help=_DIMENSIONS, metavar="N,N", show_default="all")]
+Fields = Annotated[
+    str | None,
+    typer.Option(
+        "--fields",
+        help="Layout of the stored records: plain, langchain or llama_index.",
+        metavar="FORM",
+        show_default="as the collection has it; of a new one plain, or that of the source of a copy",
+    ),
+]
+DeadLetters = Annotated[
+    Path | None,
+    typer.Option(
+        "--dead-letters",
+        help="File for the records that are left out, which can be ingested itself.",
+        metavar="PATH",
+        show_default="the name of the journal, if there is one, with .dead.jsonl",
+    ),
+]
 Queries = Annotated[
     str | None,
     typer.Option(

@@ -24,7 +24,8 @@ _SIGNALS = tuple(
 class StopSignals:
     """What the signals do: end the process at once, since there is nothing to write yet, until a run takes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, finished: str = "what is embedded is written") -> None:
+        self._finished = finished
         self._request: StopRequest | None = None
         self._signal: int | None = None
 
@@ -43,14 +44,14 @@ class StopSignals:
             _say("stopped; run the same command again to go on")
             os._exit(128 + number)
         self._signal = number
-        _say("stopping: what is embedded is written; the same signal again ends at once, and loses no row either")
+        _say(f"stopping: {self._finished}; the same signal again ends at once, and loses no row either")
         self._request.interrupt()
 
 
 @contextmanager
-def stop_signals() -> Iterator[StopSignals]:
-    """Handle SIGINT, SIGTERM and SIGHUP while the block runs, if this is the main thread."""
-    signals = StopSignals()
+def stop_signals(finished: str = "what is embedded is written") -> Iterator[StopSignals]:
+    """Handle SIGINT, SIGTERM and SIGHUP while the block runs, if this is the main thread; ``finished`` is said then."""
+    signals = StopSignals(finished)
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return

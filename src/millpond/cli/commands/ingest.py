@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.groups import EngineOptions, RecordOptions, SinkOptions, grouped, open_cache
+from millpond.cli.arguments.groups import (
+    DeletionLimit,
+    EngineOptions,
+    RecordOptions,
+    SinkOptions,
+    SyncOptions,
+    grouped,
+    open_cache,
+)
 from millpond.cli.arguments.options import option
 from millpond.cli.arguments.stop_signals import StopSignals, stop_signals
 from millpond.cli.arguments.written import writing
@@ -41,12 +49,7 @@ class CollectionOptions(SinkOptions):
         "URL",
     )
     dimensions: options.Widths = None
-    fields: str | None = option(
-        None,
-        "Layout of the stored records: plain, langchain or llama_index (default: as the collection has it, plain for a "
-        "new one).",
-        "FORM",
-    )
+    fields: options.Fields = None
     sparse_model: options.SparseModel = None
 
     @property
@@ -55,13 +58,17 @@ class CollectionOptions(SinkOptions):
         return options.read_widths(self.dimensions)
 
 
+def metadata_option() -> Any:
+    """The field for the metadata of a record."""
+    words = "Keys or columns to store as metadata; '' for none (default: all)."
+    return option(None, words, "COLUMN,...", flags="--metadata")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions(RecordOptions):
     """How a source of records is read."""
 
-    metadata_columns: str | None = option(
-        None, "Keys or columns to store as metadata; '' for none (default: all).", "COLUMN,...", flags="--metadata"
-    )
+    metadata_columns: str | None = metadata_option()
 
     def records(self, source: str) -> Iterator[Record | Rejected]:
         """The records of a source."""
@@ -102,8 +109,8 @@ class ChunkOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """What the run leaves out, keeps and does at its end."""
+class StateOptions(DeletionLimit):
+    """The files of a run, and what it may delete."""
 
     cache: options.Cache = None
     journal: Path | None = option(
@@ -112,22 +119,15 @@ class RunOptions:
         "(default: the cache's name with .journal).",
         "PATH",
     )
+    dead_letters: options.DeadLetters = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(StateOptions, SyncOptions):
+    """What the run leaves out, keeps and does at its end."""
+
     resume: bool = option(True, "Leave out what the journal knows as written.", flags="--resume/--no-resume")
     keep_blank: bool = option(False, "Store records without a visible character too.", flags="--keep-blank")
-    dead_letters: Path | None = option(
-        None,
-        "File for the records that are left out, which can be ingested itself (default: the journal's name with "
-        ".dead.jsonl).",
-        "PATH",
-    )
-    sync: bool = option(False, "Then delete the rows of records that the source no longer has.", flags="--sync")
-    sync_max: float = option(
-        0.5,
-        "Largest share of the collection that the run may delete, with or without --sync (1: all of it).",
-        "SHARE",
-        min=0.0,
-        max=1.0,
-    )
     verify: bool = option(False, "Then look for every row, and compare the vectors of a sample.", flags="--verify")
     report: options.Report = None
     retry_for: float = option(120.0, "Seconds to wait for a database that does not answer.", "SECONDS", min=0.0)

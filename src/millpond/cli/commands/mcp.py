@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -67,7 +68,7 @@ def mcp(
     are noticed, and what git ignores is left out. Its index is kept in ~/.cache/millpond/mcp, by all-MiniLM-L6-v2
     unless --model names another embedder. The log is on standard error.
     """
-    from millpond.mcp.units.languages import PACKAGES
+    from millpond.ingest.units.languages import PACKAGES
 
     if missing := [name for name in ("mcp", *PACKAGES) if find_spec(name) is None]:
         raise MissingExtraError(f"millpond mcp needs {', '.join(missing)}: pip install 'millpond[mcp]'")
@@ -83,9 +84,19 @@ def mcp(
     if http is None:
         if api_key:
             raise typer.BadParameter("it is of --http; whoever starts the program needs no key", param_hint="--api-key")
+        _greet_terminal()
         return launch.serve_stdio(targets, opened, **common)
     keys = ApiKeys(_keys(api_key))
     launch.serve_http(targets, opened, **common, address=launch.read_address(http), keys=keys, ready=_announce)
+
+
+def _greet_terminal() -> None:
+    """Tell whoever types the command that it is not stuck, and let Ctrl-C end it."""
+    if sys.stdin.isatty():
+        print("waiting for a client on standard input; agents start this command. Ctrl-C ends it", file=sys.stderr)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        # Python's handler would wait for the thread that reads standard input; indexes are made to be killed.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _keys(given: list[str] | None) -> list[str]:

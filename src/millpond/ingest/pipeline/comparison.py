@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from millpond.errors import SinkError
-from millpond.ingest.chunking import CHUNK_KEYS, is_chunk
+from millpond.ingest.chunking import CHUNK_KEYS, LINE_KEYS, is_chunk
 from millpond.ingest.pipeline.delivery import RetryingWriter
 from millpond.ingest.pipeline.embedder import record_key
 from millpond.ingest.pipeline.journal import JournalEntry
@@ -17,6 +17,7 @@ from millpond.ingest.record import Record, content_hash, point_id
 from millpond.ingest.sinks.protocol import Reads, ReadsContent, StoredRow
 
 _IDS_PER_SELECT = 500
+_PIECE_KEYS = (*CHUNK_KEYS, *LINE_KEYS)
 
 
 def read_rows(
@@ -113,7 +114,7 @@ def _agrees(row: StoredRow, expected: tuple[str | None, bytes] | None) -> bool:
 
 def _metadata_hash(metadata: Mapping[str, Any], *, whole: bool) -> bytes:
     """A hash of metadata, in which 1.0 is 1; of a record that may be cut, without the keys of its pieces."""
-    shown = metadata if whole else {key: value for key, value in metadata.items() if key not in CHUNK_KEYS}
+    shown = metadata if whole else {key: value for key, value in metadata.items() if key not in _PIECE_KEYS}
     return blake2b(json.dumps(_plain(shown), sort_keys=True).encode(), digest_size=16).digest()
 
 

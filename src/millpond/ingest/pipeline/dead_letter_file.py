@@ -71,12 +71,13 @@ class DeadLetterFile:
                 self._known.add(name)
 
     def close(self, *, complete: bool = False) -> None:
-        """Close the file; of a run that read the old one to its end, the new one takes its place."""
+        """Close the file; the next letter opens it. Of a run that read the old one to its end, it takes its place."""
         with self._lock, self._errors():
-            if self._file is not None:
-                self._file.close()
+            written, self._file = self._file, None
+            if written is not None:
+                written.close()
             if self.replaces and complete:
-                if self._file is not None:
+                if written is not None:
                     os.replace(self._written, self.path)
                 else:
                     self.path.unlink(missing_ok=True)

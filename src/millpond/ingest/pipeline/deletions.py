@@ -63,12 +63,19 @@ class Deletions:
         self._held = held  # rows before earlier syncs that did not end well; `None` without one
         self.synced = False
         self._nameless = 0  # lines of the source that hold no record, and whose id is not known
+        self._unread: set[str] = set()  # files that could not be read: the ids of their records begin so
         self._used = False
 
     def see(self, ids: Iterable[str]) -> None:
         """Records that the source has: a sync leaves their rows alone."""
         if self._sync:
             self._see(ids)
+
+    def see_file(self, path: str) -> None:
+        """A file that could not be read: a sync leaves all rows of its parts alone."""
+        if self._sync:
+            self._see([path])
+            self._unread.add(path)
 
     def see_nameless(self) -> None:
         """A line of the source that holds no record, and might be any row's."""
@@ -222,8 +229,15 @@ class Deletions:
             query = f"SELECT id FROM seen WHERE id IN ({','.join('?' * len(part))})"
             known.update(each for (each,) in self._file.execute(query, part))
         with self._transaction() as file:
-            unseen = (row for row in own if row[1] not in known)
+            unseen = (row for row in own if row[1] not in known and not self._is_of_unread(row[1]))
             file.executemany("INSERT INTO doomed (row_id, id, blank) VALUES (?, ?, 0)", unseen)
+
+    def _is_of_unread(self, record_id: str) -> bool:
+        """Whether a record is a part of a file that could not be read; a path may itself hold a #."""
+        if not self._unread:
+            return False
+        ends = (place for place, character in enumerate(record_id) if character == "#")
+        return any(record_id[:end] in self._unread for end in ends)
 
     def _count(self, table: str) -> int:
         return int(self._file.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0])

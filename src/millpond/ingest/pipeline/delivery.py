@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class RetryPolicy:
 
     Attributes:
         give_up_after: Seconds from the first attempt after which no other begins: the run stops and can be resumed.
+            ``math.inf``: never.
         first_wait: Seconds of the first wait.
         longest_wait: Most seconds of a wait, unless the database asks for more.
 
@@ -41,7 +43,8 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         for name, least in (("give_up_after", 0.0), ("first_wait", 1e-3), ("longest_wait", 1e-3)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf"):
+            most = math.inf if name == "give_up_after" else 1e9
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
                 raise InvalidRequestError(f"{name}={value!r} must be a number of seconds from {least:g}")
 
 

@@ -24,6 +24,7 @@ from millpond.ingest.pipeline.source_items import StopRequest
 from millpond.ingest.pipeline.verify import forget_missing
 from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.protocol import Reads, Sink, check_widths
+from millpond.ingest.sinks.run_note import RunNote
 from millpond.ingest.sources.read import reader_for
 from millpond.ingest.telemetry.report import IngestReport
 from millpond.ingest.telemetry.trace import RunTrace
@@ -147,8 +148,9 @@ def run_ingest(
         sparse = prepare_sink(sink, engine, sparse_engine, chunked=chunker is not None)
         if isinstance(sink, CollectionSink) and sink.manifest is not None:
             widths = list(sink.manifest.dimensions)
-        entries = None if journal is None else journal.collection(f"{_target(sink)} {engine.spec.fingerprint}")
-        last_run = LastRun(sink, entries, sync=options.sync)
+        entries = None if journal is None else journal.collection(journal_name(sink, engine.spec))
+        note = RunNote.now("ingest", reader.name, chunking="" if chunker is None else chunker.settings)
+        last_run = LastRun(sink, entries, sync=options.sync, note=note)
         last_run.compare()
         if entries is not None and options.resume and isinstance(sink, Reads):
             forget_missing(sink, entries)
@@ -217,6 +219,11 @@ def prepare_sink(sink: Sink, engine: Engine, sparse_engine: Engine | None, *, ch
         )
     sink.prepare(engine.spec, **options)
     return sparse_engine
+
+
+def journal_name(sink: Sink, spec: ModelSpec) -> str:
+    """How a journal names what a model fills: where it is, and the model."""
+    return f"{_target(sink)} {spec.fingerprint}"
 
 
 def _target(sink: Sink) -> str:

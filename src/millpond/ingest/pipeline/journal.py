@@ -159,6 +159,13 @@ class CollectionEntries:
                     found[row[0]] = _entry(*row)
         return found
 
+    def of_file(self, path: str, mark: str) -> list[str]:
+        """The ids of the records of a file, and of its parts, which ``mark`` parts from its path, that have rows."""
+        query = "SELECT id FROM records WHERE target = ? AND chunks > 0 AND (id = ? OR (id > ? AND id < ?))"
+        first, last = f"{path}{mark}", f"{path}{chr(ord(mark) + 1)}"
+        with self._journal.reading() as connection:
+            return [str(key) for (key,) in connection.execute(query, (self._number, path, first, last))]
+
     def add(self, entries: Iterable[JournalEntry]) -> None:
         """Note records that the database has acknowledged."""
         with self._journal.writing() as connection:

@@ -7,7 +7,9 @@ import uuid
 
 from millpond.errors import SinkError
 from millpond.ingest.pipeline.journal import CollectionEntries
+from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.protocol import NotesRun, Reads, Sink
+from millpond.ingest.sinks.run_note import RunNote
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +30,11 @@ class LastRun:
         held: That number; ``None`` if the last sync ended well.
     """
 
-    def __init__(self, sink: Sink, entries: CollectionEntries | None, *, sync: bool = False) -> None:
+    def __init__(
+        self, sink: Sink, entries: CollectionEntries | None, *, sync: bool = False, note: RunNote | None = None
+    ) -> None:
         self._sink = sink if isinstance(sink, NotesRun) and isinstance(sink, Reads) else None
+        self._note_of_run = note  # which a collection keeps beside the id
         self._entries = entries
         self._sync = sync
         self._stored = ""  # in the collection, as far as this run knows
@@ -72,8 +77,8 @@ class LastRun:
         if settled:
             self.held = None
         if self._begun or settled:
-            self._begun = False
             self._renew()
+            self._begun = False
 
     def _renew(self) -> None:
         self._others |= self._sink is not None and self._sink.last_run() != self._stored
@@ -88,7 +93,10 @@ class LastRun:
         if self._sink is None:
             return False
         try:
-            self._sink.note_run(run)
+            if isinstance(self._sink, CollectionSink):
+                self._sink.note_run(run, self._note_of_run if self._begun else None)
+            else:
+                self._sink.note_run(run)
         except SinkError as error:
             logger.info("the collection keeps no id of its last run: %s", error)
             return False

@@ -46,6 +46,8 @@ class RunLedger:
         self.trace.note_failure(rejected.where, rejected.reason)
         if rejected.record_id is None:
             self.deletions.see_nameless()
+        elif rejected.parts:
+            self.deletions.see_file(rejected.record_id)
         else:
             self.deletions.see([rejected.record_id])
         if self._dead_letters is not None:

@@ -114,7 +114,7 @@ def verify(
         readable = {width for row in stored.values() for width in row.vectors}
         for index, row_id in enumerate(rows):
             sampled += 1
-            if not _is_stored(stored.get(row_id), batch, index, readable):
+            if not is_stored(stored.get(row_id), batch, index, readable):
                 different.add(owners[index])
     if different:
         entries.remove(different)
@@ -148,8 +148,8 @@ def _compare_all(
     return missing, compared, different
 
 
-def _is_stored(row: StoredRow | None, batch: WriteBatch, index: int, readable: Iterable[int]) -> bool:
-    """Whether a stored row has the text and the vectors of row ``index`` of a batch."""
+def is_stored(row: StoredRow | None, batch: WriteBatch, index: int, readable: Iterable[int]) -> bool:
+    """Whether a stored row has the text, metadata and vectors of row ``index`` of a batch."""
     if row is None or not has_content(row, batch.records[index]):
         return False
     for width in readable:

@@ -141,6 +141,7 @@ class DatasetReader(RecordReader):
 
     def __init__(self, ds: Dataset, columns: Columns | None = None) -> None:
         super().__init__(_records(ds, RowReader("the dataset", columns)))
+        self.name = "ray.data.Dataset"
 
 
 def _records(ds: Dataset, rows: RowReader) -> Iterator[Record | Rejected]:

@@ -107,6 +107,18 @@ class Connection(ABC):
         remote = "://" in self.where or not self.owned or self.where.startswith(":")
         return f"{self.database} {self.where if remote else os.path.realpath(self.where)} {self.collection}"
 
+    def is_same(self, other: Connection) -> bool:
+        """Whether another connection reaches the same collection.
+
+        Args:
+            other: The other connection.
+
+        Returns:
+            ``False`` for two databases in memory, and for clients that were passed in and are not the same object.
+        """
+        lasting = self.owned and other.owned and not self.where.startswith(":")
+        return self.target == other.target and (lasting or self.client is other.client)
+
     @property
     def place(self) -> Any:
         """What a sink of another collection of the same database is opened with."""

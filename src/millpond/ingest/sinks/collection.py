@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self
 
@@ -20,6 +20,7 @@ from millpond.ingest.record import Record
 from millpond.ingest.sinks.batch import WriteBatch, request_sizes, slices
 from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter, find, inexact, matching
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
+from millpond.ingest.sinks.preparation import create_or_check, prepare_copy
 from millpond.ingest.sinks.reader import CollectionReader
 from millpond.ingest.sinks.routes import Route, merged, routes
 from millpond.ingest.sinks.search import Hit, plan_search
@@ -86,34 +87,46 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
         own = CollectionManifest.of(
             spec, dimensions=self.dimensions, fields=self._fields or "plain", sparse=chosen, chunked=chunked
         )
-        with self._connection.creating():
-            if not self._connection.found():
-                self._connection.create(lambda: self._driver.create(own))
-            stored = self._stored_manifest()
-            if not self._takes_no_part(stored):
-                own = replace(
-                    own,
-                    dimensions=stored.dimensions if self.dimensions is None else own.dimensions,
-                    fields=self._fields or stored.fields,
-                )
-                stored.check_write(own, spec, collection=self.collection, sparse=chosen)
-                self._driver.prepare(stored)
-                self._driver.load()
-        self._manifest, self._prepared = stored, self
-        if self._takes_no_part(stored):
-            self._prepare_serving(spec, sparse=sparse, chunked=chunked)
+
+        def check(stored: CollectionManifest, own: CollectionManifest) -> None:
+            stored.check_write(own, spec, collection=self.collection, sparse=chosen)
+
+        form, self._read = (self.dimensions, self._fields), time.monotonic()
+        self._manifest = create_or_check(self._connection, self._driver, own, form, check, skip=self._takes_no_part)
+        self._prepared = self
+        if self._takes_no_part(self._manifest):
+            self._prepared = self._serving_alike()
+            self._prepared.prepare(spec, sparse=sparse, chunked=chunked)
+
+    def prepare_copy(self, source: CollectionManifest) -> None:
+        """Create the collection for rows of another one, or check that it may take them, as :meth:`prepare` does.
+
+        Args:
+            source: The manifest of the other collection, of which a new one has what the sink was not given.
+
+        Raises:
+            FingerprintMismatchError: Another model filled this collection, or millpond did not make it.
+            InvalidRequestError: It has a width that the other one lacks, or another form.
+        """
+        form, self._read = (self.dimensions, self._fields), time.monotonic()
+        self._manifest = prepare_copy(
+            self._connection, self._driver, source, form, sparse=self.hybrid, skip=self._takes_no_part
+        )
+        self._prepared = self
+        if self._takes_no_part(self._manifest):
+            self._prepared = self._serving_alike()
+            self._prepared.prepare_copy(source)
 
     def _takes_no_part(self, stored: CollectionManifest) -> bool:
         """Whether another collection answers by this one's name."""
         succession = stored.succession
         return self.follows and succession is not None and succession.serving != self.collection
 
-    def _prepare_serving(self, spec: ModelSpec, *, sparse: ModelSpec | None, chunked: bool) -> None:
-        """Prepare the collection that answers by this one's name, with what was asked of this one."""
+    def _serving_alike(self) -> Self:
+        """The sink of the collection that answers by this one's name, with what was asked of this one."""
         sink = self.serving()
         sink.dimensions, sink._fields, sink.hybrid = self.dimensions, self._fields, self.hybrid
-        sink.prepare(spec, sparse=sparse, chunked=chunked)
-        self._prepared = sink
+        return sink
 
     def create(self, manifest: CollectionManifest) -> None:
         """Create a collection with this manifest, unless it exists, and make it ready to be written to.
@@ -124,13 +137,9 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
         Raises:
             SinkError: The database refuses.
         """
-        with self._connection.creating():
-            if not self._connection.found():
-                self._connection.create(lambda: self._driver.create(manifest))
-            stored = self._stored_manifest()
-            self._driver.prepare(stored)
-            self._driver.load()
-        self._manifest, self._prepared = stored, self
+        self._read = time.monotonic()
+        self._manifest = create_or_check(self._connection, self._driver, manifest, (None, None), lambda *_: None)
+        self._prepared = self
 
     def drop(self) -> None:
         """Delete the collection itself, with all of its rows.

@@ -14,6 +14,7 @@ from millpond.errors import InvalidRequestError, SinkError
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.batch import WriteBatch, record_bytes
 from millpond.ingest.sinks.client import Connection
+from millpond.ingest.sinks.fields import FIELD_LAYOUTS, FieldLayout
 from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow
 from millpond.ingest.sinks.search import Hit, SearchPlan
@@ -31,6 +32,7 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
     hybrids: ClassVar[bool] = False  # whether it stores sparse vectors
     max_results: ClassVar[int | None] = None  # of one search
     trusted: ClassVar[float] = 60.0  # seconds after which the manifest is read again: it may name a successor by then
+    layouts: ClassVar[Sequence[FieldLayout]] = FIELD_LAYOUTS  # that it stores
     connection: Connection
 
     @abstractmethod

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
 from millpond.ingest.sinks.fields import FieldLayout
+from millpond.ingest.sinks.run_note import RunNote
 from millpond.ingest.sinks.succession import Succession
 from millpond.values.fingerprint import ModelIdentity, stored_folder, stored_name, stored_settings
 from millpond.values.spec import ModelSpec
@@ -32,6 +33,7 @@ class CollectionManifest:
         chunked: Whether its rows are chunks of records, of which a record may have several.
         folder: Where the model's files were, if that was a local folder; ``None`` if not, or if it was not stored.
         run: The id of the run that changed the collection last; empty if none has.
+        runs: The runs that filled it, the oldest first; those of earlier versions are not known.
         succession: Which collections answer by this one's name since ``millpond migrate``; ``None``: this one.
     """
 
@@ -44,6 +46,7 @@ class CollectionManifest:
     chunked: bool = False
     folder: str | None = None
     run: str = ""
+    runs: tuple[RunNote, ...] = ()
     succession: Succession | None = None
 
     @classmethod
@@ -101,6 +104,7 @@ class CollectionManifest:
             **({} if self.sparse is None else {"sparse": self.sparse.to_json()}),
             **({} if self.folder is None else {"folder": self.folder}),
             **({"run": self.run} if self.run else {}),
+            **({"runs": [note.to_json() for note in self.runs]} if self.runs else {}),
             **({} if self.succession is None else {"succession": self.succession.to_dict()}),
         }
 
@@ -132,8 +136,46 @@ class CollectionManifest:
                 chunked=bool(data.get("chunked", False)),
                 folder=folder if isinstance(folder := data.get("folder"), str) else None,
                 run=str(data.get("run", "")),
+                runs=tuple(RunNote.from_json(note) for note in data.get("runs", ())),
                 succession=Succession.from_dict(data.get("succession")),
             )
+
+    def of_copy(
+        self, *, dimensions: tuple[int, ...] | None, fields: FieldLayout | None, sparse: bool
+    ) -> CollectionManifest:
+        """The manifest of a collection that holds the vectors of this one.
+
+        Args:
+            dimensions: Widths to store; ``None`` for all.
+            fields: The field layout; ``None`` for that of this collection.
+            sparse: Whether it stores the sparse vectors too.
+
+        Returns:
+            The manifest, of the same model.
+
+        Raises:
+            InvalidRequestError: This collection lacks one of the widths: no vector is computed.
+        """
+        widths = self.dimensions if dimensions is None else dimensions
+        if missing := sorted(set(widths) - set(self.dimensions)):
+            raise InvalidRequestError(
+                f"dimensions={list(widths)}: the source holds the widths {list(self.dimensions)}, not {missing}, and a "
+                f"copy computes no vectors; choose among {list(self.dimensions)}"
+            )
+        kept = self.sparse if sparse else None
+        return replace(self, dimensions=widths, fields=fields or self.fields, sparse=kept, run="", succession=None)
+
+    def noting(self, run: str, note: RunNote | None) -> CollectionManifest:
+        """The manifest with the id of the run that changes the collection now.
+
+        Args:
+            run: The id.
+            note: What that run reads and how; ``None`` if it is not known.
+
+        Returns:
+            The manifest.
+        """
+        return replace(self, run=run, runs=self.runs if note is None else replace(note, run=run).after(self.runs))
 
     def check_model(self, spec: ModelSpec, *, collection: str) -> None:
         """Raises FingerprintMismatchError for any model but the one that filled the collection.
@@ -189,6 +231,41 @@ class CollectionManifest:
             raise InvalidRequestError(
                 f"collection {collection!r} holds sparse vectors too; pass hybrid=True, or another collection name"
             )
+        self._check_form(wanted, collection)
+
+    def check_copy(self, wanted: CollectionManifest, *, collection: str) -> None:
+        """Raises unless rows of another collection may be written to this one as they are.
+
+        Args:
+            wanted: The manifest that :meth:`of_copy` made of the other collection's.
+            collection: Name of this collection, for error messages.
+
+        Raises:
+            FingerprintMismatchError: Another model filled this collection.
+            InvalidRequestError: It has other widths or another field layout, or differs in sparse vectors or chunks.
+        """
+        another = "copy into another collection"
+        if (self.sparse is None) != (wanted.sparse is None):
+            has, had = ("no ", "") if self.sparse is None else ("", "no ")
+            raise InvalidRequestError(
+                f"collection {collection!r} holds {has}sparse vectors, and the copied rows have {had}such; {another}"
+            )
+        if self.chunked != wanted.chunked:
+            kinds = ("whole records", "chunks of records")
+            raise InvalidRequestError(
+                f"collection {collection!r} holds {kinds[self.chunked]}, and the source {kinds[wanted.chunked]}; "
+                f"{another}"
+            )
+        for own, copied, which in ((self.identity, wanted.identity, ""), (self.sparse, wanted.sparse, "sparse ")):
+            if own is not None and copied is not None and own.fingerprint != copied.fingerprint:
+                raise FingerprintMismatchError(
+                    f"the {which}vectors of collection {collection!r} are by {own.model} (fingerprint "
+                    f"{own.fingerprint[:12]}), and the copied ones by {copied.model} ({copied.fingerprint[:12]}); "
+                    f"vectors of two models do not compare. {another.capitalize()}"
+                )
+        self._check_form(wanted, collection)
+
+    def _check_form(self, wanted: CollectionManifest, collection: str) -> None:
         chunked = "chunks of records, and this run writes whole ones; cut them too"
         whole = "whole records, and this run cuts them into chunks; leave that out"
         widths, others = list(self.dimensions), list(wanted.dimensions)

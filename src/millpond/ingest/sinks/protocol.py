@@ -76,6 +76,8 @@ class StoredRow:
         vectors: For each width asked for that the row has, ``[width]`` float32.
         text: Its text as users see it; ``None`` if it was not asked for.
         metadata: Its metadata as users see it; ``None`` if it was not asked for.
+        sparse: Its sparse vector, as token ids and weights, of a collection that has such; ``None`` if no vector was
+            asked for.
     """
 
     record_id: str
@@ -83,6 +85,7 @@ class StoredRow:
     vectors: Mapping[int, FloatArray] = field(default_factory=dict)
     text: str | None = None
     metadata: Mapping[str, Any] | None = None
+    sparse: Mapping[int, float] | None = None
 
 
 @runtime_checkable

@@ -11,13 +11,14 @@ from functools import partial, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError
-from millpond.ingest.record import point_id
 from millpond.ingest.sinks.bridge_rows import load_bridge
+from millpond.ingest.sinks.chunk_rows import chunk_rows
 from millpond.ingest.sinks.description import CollectionDescription, describe
 from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
 from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, check_widths
+from millpond.ingest.sinks.run_note import RunNote
 from millpond.ingest.sinks.succession import Succession, bridge_name
 from millpond.values.fingerprint import ModelIdentity
 from millpond.vectors.linear_map import Bridge
@@ -26,8 +27,6 @@ Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
 Reader = TypeVar("Reader", bound="CollectionReader[Any]")
 
-# Chunks of a record that are looked for at a time, to delete them all.
-_CHUNKS = 64
 _CONNECTION = ("timeout", "prefer_grpc", "grpc_port")
 """Options of sinks that say how a database is reached, and nothing of a collection."""
 
@@ -96,6 +95,10 @@ class CollectionReader(Generic[NativeFilter]):
         """The database and the collection, as a journal names them: the same from any folder and in any process."""
         sink = self if self._manifest is None else self.serving()
         return sink._connection.target
+
+    def is_same(self, other: CollectionReader[Any]) -> bool:
+        """Whether another sink is one of the same collection, as both are stored now."""
+        return self._answering()._connection.is_same(other._answering()._connection)
 
     @property
     def embedded(self) -> bool:
@@ -313,16 +316,17 @@ class CollectionReader(Generic[NativeFilter]):
         return self._stored_manifest().run
 
     @served
-    def note_run(self, run: str) -> None:
+    def note_run(self, run: str, note: RunNote | None = None) -> None:
         """Store the id of a run in the collection's metadata.
 
         Args:
             run: The id.
+            note: What the run reads and how, which is kept with the notes of earlier runs.
 
         Raises:
             SinkError: The database refuses, or cannot store it.
         """
-        noted = replace(self._stored_manifest(), run=run)
+        noted = self._stored_manifest().noting(run, note)
         self._connection.request("a note of the run", lambda: self._driver.store_manifest(noted))
         self._manifest = noted
 
@@ -342,26 +346,7 @@ class CollectionReader(Generic[NativeFilter]):
         Raises:
             InvalidRequestError: The collection does not exist.
         """
-        if not self.own().chunked:
-            return []
-        found: list[list[str]] = []
-        pending = dict(first)
-        window = 1  # most records have no other chunk
-        while pending:
-            rows = {
-                record_id: [point_id(record_id, number) for number in range(start, start + window)]
-                for record_id, start in pending.items()
-            }
-            stored = self._look(self._driver.fetch, [row_id for row_ids in rows.values() for row_id in row_ids], ())
-            for row_ids in rows.values():
-                found.append([row_id for row_id in reversed(row_ids) if row_id in stored])
-            pending = {
-                record_id: pending[record_id] + window
-                for record_id, row_ids in rows.items()
-                if not stored.keys().isdisjoint(row_ids)
-            }
-            window = _CHUNKS
-        return [row_id for row_ids in reversed(found) for row_id in row_ids]
+        return chunk_rows(partial(self._look, self._driver.fetch), first) if self.own().chunked else []
 
     @served
     def scan(self) -> Iterator[tuple[str, str]]:
@@ -370,14 +355,15 @@ class CollectionReader(Generic[NativeFilter]):
         while (page := self._connection.request("a scan", lambda: next(pages, None))) is not None:
             yield from page
 
+    @served
     def row_ids(self, record_id: str) -> list[str]:
-        """The ids that the row of a record may have in the collection itself: millpond's, and a framework's.
+        """The row ids that a record may have, without those of its chunks from 1 on: millpond's, and a framework's.
 
         Args:
-            record_id: The id of the record.
+            record_id: The id of a record, or of a row that a framework wrote.
 
         Returns:
-            Row ids, at least one.
+            A list of row ids, as a scan shows them; at least one.
         """
         return [str(each) for each in self._driver.row_ids(record_id, self.own())]
 
@@ -385,9 +371,7 @@ class CollectionReader(Generic[NativeFilter]):
         """How many rows the collection holds; 0 before it is created."""
         if not self._connection.found():
             return 0
-        sink = self
-        with suppress(FingerprintMismatchError):  # of a collection that millpond did not make
-            sink = self.serving()
+        sink = self._answering()
         sink._driver.load()
         return sink._connection.request("a count", sink._driver.count)
 
@@ -414,11 +398,17 @@ class CollectionReader(Generic[NativeFilter]):
             manifest = self._manifest = self._stored_manifest()  # an alias may name another collection by now
         return manifest
 
+    def _answering(self) -> Self:
+        """As :meth:`serving`; this sink if there is no such collection, or one that millpond did not make."""
+        with suppress(FingerprintMismatchError, InvalidRequestError):
+            return self.serving()
+        return self
+
     def _look(
         self,
         read: Callable[[Sequence[str], Sequence[int], CollectionManifest], Mapping[str, StoredRow]],
         row_ids: Sequence[str],
-        widths: Sequence[int],
+        widths: Sequence[int] = (),
     ) -> dict[str, StoredRow]:
         manifest = self.own()
         rows: dict[str, StoredRow] = {}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from millpond.errors import FingerprintMismatchError, InvalidRequestError
 from millpond.ingest.chunking import CHUNK_KEYS
 from millpond.ingest.record import Record, point_id
+from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond.ingest.sinks.protocol import ReadsContent, StoredRow
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def stored_record(row_id: str, row: StoredRow) -> Record:
     return Record(row.record_id, row.text or "", metadata, chunk=chunk)
 
 
-def stored_records(sink: CollectionSink) -> Iterator[Record]:
+def stored_records(sink: CollectionSink[Any]) -> Iterator[Record]:
     """The records and chunks of a whole collection, as a source for :func:`~millpond.ingest.ingest`.
 
     Args:
@@ -70,3 +72,31 @@ def stored_records(sink: CollectionSink) -> Iterator[Record]:
     for page in stored_rows(sink):
         for row_id, row in page.items():
             yield stored_record(row_id, row)
+
+
+def rows_manifest(sink: CollectionSink[Any], *, verb: str) -> CollectionManifest:
+    """The manifest of a collection whose rows are read.
+
+    Args:
+        sink: A sink of it.
+        verb: What is done with the rows, for error messages: ``copied``.
+
+    Returns:
+        The manifest; the collection is open then.
+
+    Raises:
+        InvalidRequestError: There is no such collection, or it holds token vectors.
+        FingerprintMismatchError: Millpond did not make it.
+    """
+    manifest = sink.describe().manifest
+    if manifest is None:
+        raise FingerprintMismatchError(
+            f"collection {sink.collection!r} was not made by millpond and names no model, so its rows are not {verb}; "
+            "embed its texts by millpond ingest, or use the database's own tools"
+        )
+    if not isinstance(manifest, CollectionManifest):
+        raise InvalidRequestError(
+            f"collection {sink.collection!r} holds token vectors for late interaction, which are not {verb}; build "
+            "another index of its texts by millpond index build"
+        )
+    return sink.open()

@@ -16,6 +16,7 @@ from millpond.ingest.record import content_hash
 from millpond.ingest.sinks.batch import FloatArray, WriteBatch
 from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
+from millpond.ingest.sinks.fields import FieldLayout
 from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
 from millpond.ingest.sinks.reader import served
@@ -29,6 +30,7 @@ class TableDriver(CollectionDriver[NativeFilter], Generic[NativeFilter]):
 
     datatypes: ClassVar[Mapping[str, Any]]  # of the vectors; the first one is the default
     indexes: ClassVar[Sequence[str]]
+    layouts: ClassVar[Sequence[FieldLayout]] = ("plain",)
 
     def __init__(self, *, fields: str | None, datatype: str | None, index: str | None) -> None:
         for name, value, known in (
@@ -127,8 +129,10 @@ class TableDriver(CollectionDriver[NativeFilter], Generic[NativeFilter]):
 class TableSink(CollectionSink[NativeFilter], Generic[NativeFilter]):
     """A sink of such a table, which tidies it up after a run."""
 
-    def __init__(self, driver: TableDriver[NativeFilter], *, dimensions: Sequence[int] | None) -> None:
-        super().__init__(driver, dimensions=dimensions)
+    def __init__(
+        self, driver: TableDriver[NativeFilter], *, dimensions: Sequence[int] | None, fields: str | None = None
+    ) -> None:
+        super().__init__(driver, dimensions=dimensions, fields=fields)
         self._table = driver
 
     def drop(self) -> None:

@@ -77,9 +77,9 @@ def read_jsonl(path: Path, rows: RowReader, position: SourcePosition) -> Generat
         yield from read_json_lines(file, str(path), rows)
 
 
-def read_json_lines(lines: BinaryIO, name: str, rows: RowReader) -> Iterator[Record | Rejected]:
-    """The records of a stream with one object a line; blank lines are skipped."""
-    for number, line in enumerate(read_lines(lines), start=1):
+def read_json_lines(lines: BinaryIO, name: str, rows: RowReader, *, first: int = 1) -> Iterator[Record | Rejected]:
+    """The records of a stream with one object a line, which begins at the line ``first``; blank lines are skipped."""
+    for number, line in enumerate(read_lines(lines), start=first):
         if isinstance(line, int):
             yield Rejected(where=f"{name}:{number}", reason=too_long("line", line))
             continue

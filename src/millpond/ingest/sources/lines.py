@@ -54,7 +54,8 @@ def _skip_line(file: TextIO) -> int:
     return size
 
 
-def too_long(noun: str, size: int | None = None) -> str:
+def too_long(noun: str, size: int | None = None, most: int = MAX_RECORD_BYTES) -> str:
     """Why something is left out that is longer than the limit: a line, an element, a cell, a file."""
     has = "is longer than" if size is None else f"has {size:,} bytes, and is longer than"
-    return f"the {noun} {has} {MAX_RECORD_BYTES >> 20} MiB, the most that is read of one record; cut it into several"
+    of = "record" if most == MAX_RECORD_BYTES else noun
+    return f"the {noun} {has} {most >> 20} MiB, the most that is read of one {of}; cut it into several"

@@ -15,7 +15,7 @@ from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sources.arrow import ARROW_SUFFIXES, read_arrow
 from millpond.ingest.sources.compression import SourcePosition, check_source, kind_of
 from millpond.ingest.sources.csv_file import CsvReader
-from millpond.ingest.sources.folder import SkippedFiles, read_folder
+from millpond.ingest.sources.folder import SkippedFiles, check_folder, read_folder
 from millpond.ingest.sources.json_file import read_json, read_json_lines, read_jsonl
 from millpond.ingest.sources.pipe import Pipe, is_pipe, open_pipe
 from millpond.ingest.sources.rows import Columns, RowReader, read_items
@@ -36,6 +36,7 @@ class RecordReader(Iterator[Record | Rejected]):
         pipe: The pipe that is read; ``None`` of anything else.
         once: Whether what was read cannot be read again: of a pipe or a generator.
         skipped: The files of a folder that were not read; known at the end.
+        name: What is read: the absolute path of a file or folder, or the kind of an object.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class RecordReader(Iterator[Record | Rejected]):
         self.once = once or pipe is not None
         self.position = SourcePosition() if position is None else position
         self.skipped: SkippedFiles | None = None
+        self.name = ""
 
     def __next__(self) -> Record | Rejected:
         try:
@@ -82,7 +84,7 @@ def read(
 ) -> RecordReader:
     """Read the records of a path, a table or an iterable.
 
-    Files of JSON, CSV, Parquet and Arrow, also compressed, a folder of texts, ``"-"`` for JSONL on standard input,
+    Files of JSON, CSV, Parquet and Arrow, also compressed, a folder of files, ``"-"`` for JSONL on standard input,
     tables of Hugging Face, pyarrow, pandas and polars, and iterables of :class:`~millpond.ingest.Record`, dicts and
     documents of LangChain and LlamaIndex: the page on ingestion has a table of them.
 
@@ -120,9 +122,18 @@ def read(
 
 def reader_for(source: Any, columns: Columns | None = None, types: Mapping[str, str] | None = None) -> RecordReader:
     """The reader of whatever :func:`read` takes; a reader is returned as it is."""
-    columns, types = columns or Columns(), types or {}
     if isinstance(source, RecordReader):
         return source
+    reader = _reader(source, columns or Columns(), types or {})
+    if isinstance(source, str | os.PathLike):
+        path = os.fspath(source)
+        reader.name = "standard input" if path == "-" else os.path.abspath(os.path.expanduser(path))
+    else:
+        reader.name = f"{type(source).__module__}.{type(source).__qualname__}".removeprefix("builtins.")
+    return reader
+
+
+def _reader(source: Any, columns: Columns, types: Mapping[str, str]) -> RecordReader:
     if isinstance(source, str | os.PathLike):
         if os.fspath(source) != "-":
             return _path(source, columns, types)
@@ -180,6 +191,7 @@ def _path(source: str | os.PathLike[str], columns: Columns, types: Mapping[str, 
             named = columns.template or ",".join(columns.texts)
             given = "text_column" if columns.template is None else "template"
             raise InvalidRequestError(f"{given}={named}: the texts of the folder {str(path)!r} have no columns")
+        check_folder(path)
         return RecordReader(read_folder(path))
     if is_pipe(path):
         if kind not in ("", ".jsonl", ".ndjson"):
@@ -203,7 +215,7 @@ def _path(source: str | os.PathLike[str], columns: Columns, types: Mapping[str, 
             raise InvalidRequestError(
                 f"{str(path)!r}: {kind or 'a file without a suffix'} is not a kind of source; "
                 "pass a .jsonl, .ndjson, .json, .csv or .tsv (also as .gz or .zst), a .parquet, .arrow or .feather, "
-                "a folder of .txt and .md files, or '-' for JSONL on standard input"
+                "a folder of files, or '-' for JSONL on standard input"
             )
     return RecordReader(items, position=position)
 

@@ -47,7 +47,7 @@ class IngestReport:
         written: Rows that the database acknowledged.
         truncated: Of the cached and embedded texts those that were cut to the engine's ``max_length``.
         truncated_ids: Ids of the first ten of them.
-        skipped: Files of a source's folder that were not read, since they are no .txt or .md.
+        skipped: Files of a source's folder that were not read: of another kind, ignored by git, and some links.
         skipped_files: Paths of the first ten of them.
         retried: Requests sent again, since the database did not answer them or was too busy.
         deleted: Rows deleted because the text of their record is blank now, or, with ``sync=True``, because the source

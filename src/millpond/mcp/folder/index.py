@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millpond.errors import InvalidRequestError
+from millpond.ingest.units.split import language_of, split
+from millpond.ingest.units.unit import Unit
 from millpond.late_interaction.plaid.storage.lock import WriteLock
 from millpond.mcp.folder.store import NewUnit, Snapshot, StoredFile, StoredUnit, UnitStore
 from millpond.mcp.folder.vectors import VectorTable
 from millpond.mcp.folder.walk import Content, Listing, list_files, read_file
 from millpond.mcp.folder.words import expression, words_of_name
-from millpond.mcp.units.split import language_of, split
-from millpond.mcp.units.unit import Unit
 from millpond.support.filters import check_filter, matches_filter
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.cache.sqlitefile import SqliteFile
+from millpond.ingest.units.unit import Unit
 from millpond.mcp.folder.walk import Content, Stamp
 from millpond.mcp.folder.words import words
-from millpond.mcp.units.unit import Unit
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from millpond.mcp.folder.ignore import IgnoreStack
+from millpond.ingest.sources.ignore import IgnoreStack
 
 MAX_BYTES = 1 << 20
 """Largest file that is read; what is larger is data."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from millpond.errors import EngineOverloadedError, InvalidRequestError
 from millpond.ingest.sinks.search import Hit
+from millpond.mcp.folder.cached_index import CachedIndex, remove_unused
 from millpond.mcp.folder.index import FORMAT, FolderIndex, metadata_of
 from millpond.mcp.folder.store import StoredUnit, UnitStore
 from millpond.mcp.targets.target import Found, Target, TargetOptions, engine_of
@@ -46,6 +47,7 @@ class FolderTarget(Target):
         self._engine: Engine | None = None
         self._reranker: Engine | None = None
         self._index: FolderIndex | None = None
+        self._cached: CachedIndex | None = None
         self._updates = ThreadPoolExecutor(1, thread_name_prefix="millpond-update")
         self._next: Future[None] | None = None
         self._asking = threading.Lock()
@@ -72,8 +74,9 @@ class FolderTarget(Target):
         described = describe_named(name, self._options.settings)
         if "embed" not in described.spec.tasks:
             raise InvalidRequestError(f"model={name!r} makes no vectors of texts; name an embedder")
-        store = UnitStore(index_file(self.root, described))
-        self._index = FolderIndex(self.root, store, self.engine)
+        file = index_file(self.root, described)
+        self._cached = CachedIndex(file, self.root)
+        self._index = FolderIndex(self.root, UnitStore(file), self.engine)
         self._engine = engine_of(name, self._options.settings)
         self._loaded.set()
         rerank = self._options.plan.rerank
@@ -82,6 +85,7 @@ class FolderTarget(Target):
             second = name if rerank == SELF else rerank
             settings = self._options.settings if rerank == SELF else placement(self._options.settings)
             self._reranker = engine_of(second, settings)
+        remove_unused(file.parent)
 
     def engine(self) -> Engine:
         """The engine, when it is loaded."""
@@ -115,11 +119,14 @@ class FolderTarget(Target):
         if self._index is not None:
             self._index.stop()
         self._updates.shutdown(wait=False, cancel_futures=True)
+        if self._cached is not None:
+            self._cached.release()
 
     def _current(self) -> FolderIndex:
         """The index, brought up to date by an update that began after this call."""
         index = self._index
-        assert index is not None
+        assert index is not None and self._cached is not None
+        self._cached.touch()
         update = self._ask_for_update()
         try:
             update.result(timeout=self._options.wait)

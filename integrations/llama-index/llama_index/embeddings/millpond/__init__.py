@@ -1,5 +1,6 @@
 """millpond for LlamaIndex."""
 
 from llama_index.embeddings.millpond.base import MillpondEmbedding
+from llama_index.embeddings.millpond.transform import MillpondTransform
 
-__all__ = ["MillpondEmbedding"]
+__all__ = ["MillpondEmbedding", "MillpondTransform"]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from millpond.mcp.units.languages import GRAMMARS, Grammar, parser
-from millpond.mcp.units.unit import MAX_CHARACTERS, Unit, lines_of, pieces
+from millpond.ingest.units.languages import GRAMMARS, Grammar, parser
+from millpond.ingest.units.unit import MAX_CHARACTERS, Unit, lines_of, pieces
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -34,17 +34,24 @@ class _Definition:
     inner: Sequence[_Definition] = ()
 
 
-def definitions(text: str, language: str) -> Iterator[Unit]:
-    """The units of a file of code: every line with a word in it is in one."""
+def definitions(text: str, language: str, *, most: int | None = MAX_CHARACTERS) -> Iterator[Unit]:
+    """The units of a file of code, of at most so many characters: every line with a word in it is in one."""
     lines = lines_of(text)
     tree = parser(language).parse(text.encode())
     grammar = GRAMMARS[language]
     found = _ordered(_below(tree.root_node, grammar, 0), 0, len(lines))
-    yield from _cover(lines, found, 0, len(lines), kind="text", name="")
+    yield from _cover(lines, found, 0, len(lines), kind="text", name="", most=most)
 
 
 def _cover(
-    lines: Sequence[str], found: Sequence[_Definition], start: int, stop: int, *, kind: str, name: str
+    lines: Sequence[str],
+    found: Sequence[_Definition],
+    start: int,
+    stop: int,
+    *,
+    kind: str,
+    name: str,
+    most: int | None,
 ) -> Iterator[Unit]:
     """The units of the lines of a file or a class: its definitions, and what is between them."""
     here = start
@@ -56,15 +63,15 @@ def _cover(
             first = here
         if index + 1 == len(found) and _size(lines[last:stop]) < _SMALL_GAP:
             last = stop
-        yield from pieces(lines[here:first], kind=kind, name=name, first=here + 1)
+        yield from pieces(lines[here:first], kind=kind, name=name, first=here + 1, most=most)
         full = f"{name}.{each.name}" if name else each.name
         body = lines[first:last]
         if each.inner and sum(map(len, body)) > _SMALL_CLASS:
-            yield from _cover(lines, each.inner, first, last, kind=each.kind, name=full)
+            yield from _cover(lines, each.inner, first, last, kind=each.kind, name=full, most=most)
         else:
-            yield from pieces(body, kind=each.kind, name=full, first=first + 1)
+            yield from pieces(body, kind=each.kind, name=full, first=first + 1, most=most)
         here = min(last, following) if last != stop else last
-    yield from pieces(lines[here:stop], kind=kind, name=name, first=here + 1)
+    yield from pieces(lines[here:stop], kind=kind, name=name, first=here + 1, most=most)
 
 
 def _with_comments(lines: Sequence[str], start: int, first: int) -> int:

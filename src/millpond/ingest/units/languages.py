@@ -159,5 +159,5 @@ def parser(language: str) -> Parser:
 
         package: Any = import_module(grammar.package)
     except ImportError as error:
-        raise MissingExtraError(f"code of {language} needs {error.name}: pip install 'millpond[mcp]'") from None
+        raise MissingExtraError(f"code of {language} needs {error.name}: pip install 'millpond[code]'") from None
     return Parser(Language(getattr(package, grammar.function)()))

@@ -5,28 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from millpond.mcp.units.unit import Unit, lines_of, pieces
+from millpond.ingest.units.unit import MAX_CHARACTERS, Unit, lines_of, pieces
 
 _HEADING = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*\r?$")
 _UNDERLINE = re.compile(r" {0,3}(=+|-+)[ \t]*\r?$")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 
 
-def sections(text: str) -> Iterator[Unit]:
-    """The sections of a document; the name of one has the headings above it."""
+def sections(text: str, *, most: int | None = MAX_CHARACTERS) -> Iterator[Unit]:
+    """The sections of a document, of at most so many characters; the name of one has the headings above it."""
     lines = lines_of(text)
     path: list[tuple[int, str]] = []
     start = 0
     for index, level, title in _headings(lines):
-        yield from _section(lines, start, index, path)
+        yield from _section(lines, start, index, path, most)
         path = [*[each for each in path if each[0] < level], (level, title)]
         start = index
-    yield from _section(lines, start, len(lines), path)
+    yield from _section(lines, start, len(lines), path, most)
 
 
-def _section(lines: list[str], start: int, stop: int, path: list[tuple[int, str]]) -> Iterator[Unit]:
+def _section(lines: list[str], start: int, stop: int, path: list[tuple[int, str]], most: int | None) -> Iterator[Unit]:
     name = " > ".join(title for _, title in path)
-    return pieces(lines[start:stop], kind="section", name=name, first=start + 1)
+    return pieces(lines[start:stop], kind="section", name=name, first=start + 1, most=most)
 
 
 def _headings(lines: list[str]) -> Iterator[tuple[int, int, str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.mcp.folder.ignore import IgnoreStack, Rules
+from millpond.ingest.sources.ignore import IgnoreStack, Rules
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 NAMES = ["a", "b", "ab", "a.py", "b.log", "build", "docs", "A", "a b", "[x]", "a-b", "#a", "!a", "ä", "x ", "a.b.c"]

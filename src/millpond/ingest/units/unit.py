@@ -31,19 +31,22 @@ def lines_of(text: str) -> list[str]:
     return text.split("\n")
 
 
-def pieces(lines: Sequence[str], *, kind: str, name: str, first: int) -> Iterator[Unit]:
-    """Lines as units of at most :data:`MAX_CHARACTERS`, cut at blank lines if there are some; blank ends are left out.
+def pieces(
+    lines: Sequence[str], *, kind: str, name: str, first: int, most: int | None = MAX_CHARACTERS
+) -> Iterator[Unit]:
+    """Lines as units of at most so many characters, cut at blank lines if there are some; blank ends are left out.
 
     Args:
         lines: The lines.
         kind: What they are.
         name: Its name.
         first: The number of the first of them.
+        most: Most characters of a unit; ``None``: all lines are one.
     """
     head = next((line.strip() for line in lines if _WORD.search(line)), "")[:_HEAD]
     start, begun = 0, False
     while start < len(lines):
-        stop = _stop(lines, start)
+        stop = len(lines) if most is None else _stop(lines, start, most)
         text = "\n".join(lines[start:stop])
         if _WORD.search(text):
             while not lines[start].strip():
@@ -60,23 +63,23 @@ def pieces(lines: Sequence[str], *, kind: str, name: str, first: int) -> Iterato
                 head=head if begun else "",
             )
             begun = True
-            yield from _parts(unit) if len(unit.text) > MAX_CHARACTERS else [unit]
+            yield from [unit] if most is None or len(unit.text) <= most else _parts(unit, most)
         start = stop
 
 
-def _stop(lines: Sequence[str], start: int) -> int:
+def _stop(lines: Sequence[str], start: int, most: int) -> int:
     """Where the piece that begins at a line ends: as late as it may, but rather at a blank line."""
     size, blank = 0, start
     for index in range(start, len(lines)):
         size += len(lines[index]) + 1
-        if size > MAX_CHARACTERS + 1 and index > start:
+        if size > most + 1 and index > start:
             return blank if blank > start else index
-        if not lines[index].strip() and 2 * size > MAX_CHARACTERS:
+        if not lines[index].strip() and 2 * size > most:
             blank = index
     return len(lines)
 
 
-def _parts(unit: Unit) -> Iterator[Unit]:
+def _parts(unit: Unit, most: int) -> Iterator[Unit]:
     """A line that is too long by itself, in parts."""
-    for part, start in enumerate(range(0, len(unit.text), MAX_CHARACTERS), start=1):
-        yield replace(unit, text=unit.text[start : start + MAX_CHARACTERS], part=part)
+    for part, start in enumerate(range(0, len(unit.text), most), start=1):
+        yield replace(unit, text=unit.text[start : start + most], part=part)

@@ -1,0 +1,1 @@
+"""Files as people have them: text, Markdown, HTML, PDF, DOCX and code, read as records."""

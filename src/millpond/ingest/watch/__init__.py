@@ -1,0 +1,1 @@
+"""A collection that is kept equal to a folder, a file or a table."""
