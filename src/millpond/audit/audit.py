@@ -1,0 +1,265 @@
+"""audit: which model and settings made the vectors of a collection, and which rows are not by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from millpond.audit.candidates import Models
+from millpond.audit.faults import Diagnosis, Finding, length_faults
+from millpond.audit.forms import PRECISIONS, Form
+from millpond.audit.identify import Identification, identify
+from millpond.audit.report import AuditReport
+from millpond.audit.rows import Row, batches
+from millpond.audit.scan import Scan, every_row, modal_zeros, read_rows, scan
+from millpond.audit.sequential import ShareBounds
+from millpond.errors import InvalidRequestError
+from millpond.ingest.sinks.batch import FloatArray
+from millpond.ingest.sinks.collection import CollectionSink
+from millpond.ingest.sinks.manifest import CollectionManifest
+from millpond.ingest.sinks.raw_rows import RawRows, VectorField
+
+_MARGIN = 0.005  # of the share of rows that are off: once it is known so well, no more rows are drawn
+_BATCH = 64  # rows that are recomputed at a time, between two looks at the bounds
+_FORM_ROWS = 512
+_SUSPECTS = 2048  # rows that the tests of every row find strange, most that are recomputed
+_DIAGNOSED = 256  # rows at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """How much an audit looks at.
+
+    Attributes:
+        vector: The name of the vectors; ``None`` for the widest.
+        text: The field of the texts; ``None`` for a guess.
+        sample: Most rows that are drawn at random and recomputed.
+        confidence: Of the bounds of the share of rows that are off.
+        every: Recompute every row.
+        advance: Called with the number of rows that were read.
+
+    Raises:
+        InvalidRequestError: A number out of its range.
+    """
+
+    vector: str | None = None
+    text: str | None = None
+    sample: int = 2000
+    confidence: float = 0.99
+    every: bool = False
+    advance: Callable[[int], object] = field(default=lambda rows: None, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sample, bool) or not isinstance(self.sample, int) or self.sample < 1:
+            raise InvalidRequestError(f"sample={self.sample!r} must be an int from 1")
+        if not isinstance(self.confidence, float) or not 0.5 <= self.confidence < 1:
+            raise InvalidRequestError(f"confidence={self.confidence!r} must be a number from 0.5 to below 1, as 0.99")
+
+
+def audit(sink: CollectionSink[Any], models: Models, options: AuditOptions | None = None) -> AuditReport:
+    """Look at a collection, whoever made it; nothing is written.
+
+    Args:
+        sink: A sink of the collection.
+        models: The models that may have made its vectors.
+        options: How much is looked at.
+
+    Returns:
+        What was found.
+
+    Raises:
+        InvalidRequestError: There is no such collection or field, or the collection has no dense vectors or no texts.
+        SinkError: The database does not answer, or its sink cannot read what others wrote.
+    """
+    options = AuditOptions() if options is None else options
+    return _Audit(sink, models, options).run()
+
+
+class _Audit:
+    """One audit."""
+
+    def __init__(self, sink: CollectionSink[Any], models: Models, options: AuditOptions) -> None:
+        self._models, self._options = models, options
+        self._collection = sink.collection
+        self._raw: RawRows = sink.raw()
+        self._vectors = _field(self._raw, options.vector, sink.collection)
+        self._ours = isinstance(sink.describe().manifest, CollectionManifest)
+        self._findings: dict[str, Finding] = {}
+        self._recomputed: set[int] = set()
+        self._off: dict[int, tuple[Row, float]] = {}  # to be named
+        self._length = ""
+
+    def run(self) -> AuditReport:
+        """Scan, identify, compare a sample, name what is off."""
+        options = self._options
+        known = scan(
+            self._raw,
+            self._vectors,
+            text=options.text,
+            hashed=self._ours,
+            sample=max(options.sample, _FORM_ROWS),
+            advance=options.advance,
+        )
+        if len(known) and known.text is None:
+            raise InvalidRequestError(
+                f"no field of collection {self._collection!r} looks like texts; name it with text="
+            )
+        usable = [row for row in known.sample if known.vectors[row.index]]
+        self._form = Form.of(_stacked(usable[:_FORM_ROWS], self._vectors.width))
+        found = identify(self._models, self._form, [row for row in usable if row.text]) if usable else Identification()
+        bounds = ShareBounds(off=0, rows=0, total=len(known), confidence=options.confidence)
+        self._without_model(known)
+        if found.setting is not None:
+            self._found = found
+            bounds = self._draw(known, bounds)
+            self._compare(self._suspects(known))
+            if options.every:
+                bounds = self._compare_all(known, bounds)
+            self._name(known)
+        return self._report(known, found, bounds)
+
+    def _without_model(self, known: Scan) -> None:
+        """What is wrong with rows whatever made them."""
+        for fault, rows in (
+            ("stale hash", known.stale),
+            ("zero", known.present & known.finite & (known.norms == 0)),
+            ("not finite", known.present & ~known.finite),
+            ("missing", ~known.present),
+        ):
+            for index in np.flatnonzero(rows).tolist():
+                self._findings[known.ids[index]] = Finding(id=known.ids[index], fault=fault)
+
+    def _draw(self, known: Scan, bounds: ShareBounds) -> ShareBounds:
+        """Compare rows of the sample until enough is known."""
+        drawn = known.sample[: self._options.sample]
+        for rows in batches(drawn, _BATCH):
+            self._compare([row for row in rows if known.vectors[row.index]])
+            off = sum(row.id in self._findings or row.index in self._off for row in rows)
+            bounds = ShareBounds(
+                off=bounds.off + off, rows=bounds.rows + len(rows), total=bounds.total, confidence=bounds.confidence
+            )
+            if bounds.is_known_to(_MARGIN) and bounds.rows < bounds.total and len(known) > len(drawn):
+                break
+        return bounds
+
+    def _compare(self, rows: Sequence[Row]) -> None:
+        """Recompute rows, and note which are not by the setting."""
+        rows = [row for row in rows if row.index not in self._recomputed and row.id not in self._findings]
+        if not rows:
+            return
+        assert self._found.setting is not None
+        self._recomputed.update(row.index for row in rows)
+        expected = self._models.vectors(self._found.setting, rows)
+        assert expected is not None
+        distances = self._form.distances(_stacked(rows, self._vectors.width), expected)
+        fits = distances <= self._found.tolerance
+        fitting = [row for row, is_fit in zip(rows, fits, strict=True) if is_fit]
+        length, faults = length_faults(fitting, self._form, expected[fits], usual=self._length)
+        self._length = self._length or length
+        self._findings |= {each.id: each for each in faults.values()}
+        for row, distance, is_fit in zip(rows, distances, fits, strict=True):
+            if not is_fit:
+                self._off[row.index] = (row, 2.0 if np.isnan(distance) else float(distance))
+
+    def _suspects(self, known: Scan) -> list[Row]:
+        """Rows that differ from most in a way that needs no model to see."""
+        strange = known.zeros > modal_zeros(known, self._form)
+        usual = np.bincount(known.precision[known.vectors], minlength=len(PRECISIONS)).argmax()
+        strange |= known.precision > usual
+        unit = np.abs(known.norms - 1) < 1e-2
+        if self._form.kind == "float":
+            strange |= ~unit if self._form.unit else np.abs(known.norms - 1) < 1e-4
+        strange |= known.blank
+        places = np.flatnonzero(strange & known.vectors).tolist()
+        places += [index for index in known.duplicates() if not strange[index]]
+        wanted = [known.ids[index] for index in places if index not in self._recomputed]
+        return read_rows(self._raw, self._vectors, wanted[:_SUSPECTS], known.text)
+
+    def _compare_all(self, known: Scan, bounds: ShareBounds) -> ShareBounds:
+        """Compare every row."""
+        for rows in batches(every_row(self._raw, self._vectors, known.text), _BATCH):
+            self._compare([row for row in rows if known.vectors[row.index]])
+            self._models.forget()
+        off = len(self._findings) + len(self._off)
+        return ShareBounds(off=off, rows=len(known), total=len(known), confidence=bounds.confidence)
+
+    def _name(self, known: Scan) -> None:
+        """Name what is wrong with the rows that are not by the setting."""
+        groups = known.duplicates()
+        duplicated = {index: groups[index] for index in self._off if index in groups}
+        off = [row for row, _ in self._off.values()]
+        documents, partners = self._around(known, off, duplicated)
+        others = [*off, *partners]
+        ids = {index: _other_of(index, group, self._off, known) for index, group in duplicated.items()}
+        diagnosis = Diagnosis(self._models, self._form, self._found)
+        for part in batches(self._off.values(), _DIAGNOSED):
+            rows = [row for row, _ in part]
+            distances = np.array([distance for _, distance in part], dtype=np.float32)
+            for finding in diagnosis.name(rows, distances, documents=documents, others=others, duplicated=ids):
+                self._findings[finding.id] = finding
+
+    def _around(
+        self, known: Scan, off: Sequence[Row], duplicated: Mapping[int, Sequence[int]]
+    ) -> tuple[dict[str, list[Row]], list[Row]]:
+        """The documents of rows that are off, and rows whose vectors they may have, in one pass over all."""
+        if not off:
+            return {}, []
+        names = {row.document for row in off if row.document is not None and row.start is not None}
+        copies = {index for group in duplicated.values() for index in list(group)[:_BATCH]}
+        expected = self._models.vectors(self._found.setting, list(off)[:_SUSPECTS]) if self._found.setting else None
+        documents: dict[str, list[Row]] = {}
+        partners: list[Row] = []
+        for rows in batches(every_row(self._raw, self._vectors, known.text), _FORM_ROWS):
+            near = np.zeros(len(rows), dtype=np.bool_)
+            if expected is not None:  # a row that has the vector of a text which is off
+                table = self._form.table(_stacked(rows, self._vectors.width), expected)
+                near = table.min(axis=1) <= max(self._found.tolerance, 1e-3)
+            for place, row in enumerate(rows):
+                if names and row.document in names:
+                    documents.setdefault(str(row.document), []).append(row)
+                if (near[place] or row.index in copies) and row.index not in self._off and known.vectors[row.index]:
+                    partners.append(row)
+        return documents, partners[:_SUSPECTS]
+
+    def _report(self, known: Scan, found: Identification, bounds: ShareBounds) -> AuditReport:
+        order = {row_id: index for index, row_id in enumerate(known.ids)}
+        setting = found.setting
+        return AuditReport(
+            collection=self._collection,
+            vectors=self._vectors,
+            text="" if known.text is None else known.text.words,
+            form=self._form,
+            dimensions=0 if setting is None else self._models.specs[setting.model].dimensions,
+            found=found,
+            length=self._length,
+            bounds=bounds,
+            recomputed=len(self._recomputed),
+            findings=tuple(sorted(self._findings.values(), key=lambda finding: order[finding.id])),
+            models=tuple(self._models.names),
+        )
+
+
+def _field(raw: RawRows, name: str | None, collection: str) -> VectorField:
+    fields = raw.fields()
+    if not fields:
+        raise InvalidRequestError(f"collection {collection!r} has no dense vectors to look at")
+    if name is None:
+        return fields[0]
+    for field_ in fields:
+        if field_.name == name:
+            return field_
+    known = ", ".join(each.name or "''" for each in fields)
+    raise InvalidRequestError(f"vector={name!r} is no vector of collection {collection!r}; it has {known}")
+
+
+def _other_of(index: int, group: Sequence[int], off: Mapping[int, Any], known: Scan) -> str:
+    """Which row a vector was copied from: one that is right, if there is one."""
+    others = [other for other in group if other != index and known.text_hash[other] != known.text_hash[index]]
+    return known.ids[min(others, key=lambda other: (other in off, other))] if others else known.ids[group[0]]
+
+
+def _stacked(rows: Iterable[Row], width: int) -> FloatArray:
+    return np.array([row.vector for row in rows], dtype=np.float32).reshape(-1, width)
