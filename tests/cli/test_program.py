@@ -46,7 +46,8 @@ def test_every_command_explains_itself(run: Run, name: str):
 
 
 def test_the_program_has_few_options():
-    assert sum(len(command.params) for command in COMMANDS.values()) <= 221  # ten of them for mcp and --protocol, thirteen for audit
+    # Ten of them are for mcp and --protocol, thirteen for audit.
+    assert sum(len(command.params) for command in COMMANDS.values()) <= 221
 
 
 @pytest.mark.parametrize("command", [["embed"], ["rerank", "how deep?"]])

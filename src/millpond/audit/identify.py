@@ -149,7 +149,8 @@ def precision_of(form: Form, distances: FloatArray) -> tuple[str, float]:
     middle = float(np.median(fitting)) if len(fitting) else 0.0
     for name, limit in LEVELS:
         if middle <= limit:
-            return name if form.kind == "float" else form.kind, min(max(limit, 5 * middle), form.loose)
+            words = form.rounded if form.rounded in dict(LEVELS) and form.rounded != "float32" else name
+            return words if form.kind == "float" else form.kind, min(max(limit, 5 * middle), form.loose)
     return LEVELS[-1][0], form.loose
 
 

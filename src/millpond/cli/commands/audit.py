@@ -78,9 +78,9 @@ def audit(
     """Say which model and settings made the vectors of a collection, and which rows are not by them.
 
     The settings are pooling, prompt, cut, width, data type and form of the text; the collection may be anybody's. Every
-    row is tested without a model: missing, zero and equal vectors, NaN, lengths, rounding, hashes of texts. Some rows, drawn at random, are embedded again, and more of them until the share of rows
-    that are off is known; --all embeds every row. Exit code 1 if a row is off, or if none of the models fits. Nothing
-    is written without --fix.
+    row is tested without a model: missing, zero and equal vectors, NaN, lengths, rounding, hashes of texts. Some rows,
+    drawn at random, are embedded again, until the share of rows that are off is known; --all embeds every row. Exit
+    code 1 if a row is off, or if none of the models fits. Nothing is written without --fix.
     """
     from millpond.audit.audit import AuditOptions
     from millpond.audit.audit import audit as look

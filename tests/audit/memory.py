@@ -1,0 +1,40 @@
+"""A collection in memory, as a sink shows one that somebody else made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from millpond.ingest.sinks.raw_rows import RawPage, VectorField
+
+
+class MemoryCollection:
+    """Rows with one vector each, as the sink of an audit."""
+
+    collection = "docs"
+
+    def __init__(self, vectors: np.ndarray, fields: Sequence[Mapping[str, Any]], *, page: int = 64) -> None:
+        self._vectors, self._rows, self._page = np.asarray(vectors, dtype=np.float32), fields, page
+
+    def describe(self) -> Any:
+        return SimpleNamespace(manifest=None, rows=len(self._vectors))
+
+    def raw(self) -> MemoryCollection:
+        return self
+
+    def fields(self) -> list[VectorField]:
+        return [VectorField(name="", width=self._vectors.shape[1])]
+
+    def pages(self, field: VectorField) -> Iterator[RawPage]:
+        for start in range(0, len(self._vectors), self._page):
+            part = slice(start, start + self._page)
+            rows = self._vectors[part]
+            yield RawPage(
+                ids=[str(number) for number in range(len(self._vectors))[part]],
+                fields=self._rows[part],
+                vectors=rows,
+                present=np.ones(len(rows), dtype=np.bool_),
+            )
