@@ -218,3 +218,12 @@ def test_an_empty_collection_is_clean(models_of: Any):
 def test_the_models_are_closed(checkpoints: dict[str, Path]):
     with closing(Models([str(checkpoints["bert"])], settings=FLOAT32)) as models:
         look(models, np.zeros((len(ROWS), 48)))
+
+
+@pytest.mark.parametrize("limit", [41, 50, 63])
+def test_a_length_that_nobody_usually_chooses_is_searched_for(
+    limit: int, checkpoints: dict[str, Path], engine_of: Any, models_of: Any
+):
+    case = Case(options={"role": "document", "truncate_prompt_tokens": limit})
+    report = look(models_of("roberta", "bert"), vectors_of(engine_of(checkpoints["bert"]), case))
+    check(report, {"max_length": str(limit)}, checkpoints["bert"], 48)

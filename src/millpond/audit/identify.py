@@ -14,6 +14,7 @@ from millpond.ingest.sinks.batch import FloatArray
 
 _SHORT, _LONG = 16, 8  # rows of the search, the long ones for where texts are cut
 _POOL = 256  # of so many rows
+_LONG_ROWS, _STEPS = 3, 9  # rows, and lengths at a time, of a search for the length at which texts were cut
 _LEAST_CHARS = 12  # of a text that says much about its vector
 # Of two settings, one is as near to a row as the other within this: the rest is rounding.
 _NEAR, _ROUNDING = 1.5, 2e-6
@@ -127,6 +128,9 @@ def identify(models: Models, form: Form, rows: Sequence[Row]) -> Identification:
     whole.add(replace(each, max_length=length) for each in best for length in models.lengths(each.model))
     whole.add(replace(each, text=name) for each in best for name in variants)
     tied = whole.best() or best
+    if (cut := _found_length(models, form, tied[0], whole)) is not None:
+        whole.add([cut])
+        tied = whole.best()
     chosen = tied[0]
     distances = whole.distances[chosen]
     level, tolerance = precision_of(form, distances)
@@ -139,6 +143,35 @@ def identify(models: Models, form: Form, rows: Sequence[Row]) -> Identification:
         level=level,
         tolerance=tolerance,
     )
+
+
+def _found_length(models: Models, form: Form, setting: Setting, trial: Trial) -> Setting | None:
+    """The setting with another length, where long texts were cut at none that people usually choose.
+
+    The nearer a length is to the right one, the nearer are the vectors: it is between the neighbours of the nearest.
+    """
+    distances = trial.distances[setting]
+    fitting = distances[distances <= form.loose]
+    usual = float(np.quantile(fitting, 0.1)) if len(fitting) else 0.0  # most texts may be cut
+    strange = np.flatnonzero((distances > max(10 * usual, 1e-4)) & (distances < 2)).tolist()
+    rows = sorted((trial.rows[index] for index in strange), key=lambda row: len(row.text or ""))[-_LONG_ROWS:]
+    if not rows:
+        return None
+    lengths = [1, *sorted(models.lengths(setting.model))]
+    search = Trial(models, form, rows)
+    while True:
+        search.add(replace(setting, max_length=length) for length in lengths[1:])
+        medians = [
+            2.0,
+            *(float(np.median(search.distances[replace(setting, max_length=each)])) for each in lengths[1:]),
+        ]
+        place = int(np.argmin(medians))
+        low, high = lengths[place - 1], lengths[min(place + 1, len(lengths) - 1)]
+        if high - low <= 2:
+            found = replace(setting, max_length=lengths[place])
+            return found if medians[place] <= max(10 * usual, 1e-4) and found != setting else None
+        steps = np.unique(np.linspace(low, high, _STEPS).astype(int)).tolist()
+        lengths = sorted({*steps, lengths[place]})
 
 
 def precision_of(form: Form, distances: FloatArray) -> tuple[str, float]:
