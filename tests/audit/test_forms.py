@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from millpond.audit.forms import LEVELS, LOOSE, PRECISIONS, Form, precisions, trailing_zeros
+from millpond.audit.forms import EQUAL, LEVELS, LOOSE, PRECISIONS, Form, precisions, trailing_zeros
 from millpond.vectors.quantization import eight_bits, quantize
 
 
@@ -62,7 +62,7 @@ def test_forms_and_their_distances(rows: np.ndarray):
         assert (form.kind, form.used, form.unit) == (kind, 64, kind == "float"), kind
         assert form.distances(values, rows).max() <= (1e-6 if kind in ("float", "binary") else LOOSE)
         assert form.distances(values, np.roll(rows, 1, axis=0)).min() > form.loose
-        assert np.allclose(np.diag(form.table(values, rows)), form.distances(values, rows), atol=1e-4)
+        assert np.allclose(np.diag(form.table(values, rows)), form.distances(values, rows), atol=EQUAL)
     form = Form.of(padded)
     assert (form.used, form.width, form.unit) == (64, 128, True) and form.distances(padded, rows).max() < 1e-6
     for dtype in ("binary", "ubinary"):

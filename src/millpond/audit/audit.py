@@ -10,7 +10,7 @@ import numpy as np
 
 from millpond.audit.candidates import Models
 from millpond.audit.faults import Diagnosis, Finding, length_faults
-from millpond.audit.forms import PRECISIONS, Form
+from millpond.audit.forms import EQUAL, PRECISIONS, Form
 from millpond.audit.identify import Identification, identify
 from millpond.audit.report import AuditReport
 from millpond.audit.rows import Row, batches
@@ -27,6 +27,7 @@ _BATCH = 64  # rows that are recomputed at a time, between two looks at the boun
 _FORM_ROWS = 512
 _SUSPECTS = 2048  # rows that the tests of every row find strange, most that are recomputed
 _DIAGNOSED = 256  # rows at a time
+_PARTNERS = 256  # rows that are off, most whose vectors are looked for in every row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,7 @@ class _Audit:
         self._recomputed: set[int] = set()
         self._off: dict[int, tuple[Row, float]] = {}  # to be named
         self._length = ""
+        self._left = 0  # strange rows that were not recomputed
 
     def run(self) -> AuditReport:
         """Scan, identify, compare a sample, name what is off."""
@@ -176,6 +178,7 @@ class _Audit:
         places = np.flatnonzero(strange & known.vectors).tolist()
         places += [index for index in known.duplicates() if not strange[index]]
         wanted = [known.ids[index] for index in places if index not in self._recomputed]
+        self._left = 0 if self._options.every else max(0, len(wanted) - _SUSPECTS)
         return read_rows(self._raw, self._vectors, wanted[:_SUSPECTS], known.text)
 
     def _compare_all(self, known: Scan, bounds: ShareBounds) -> ShareBounds:
@@ -209,14 +212,14 @@ class _Audit:
             return {}, []
         names = {row.document for row in off if row.document is not None and row.start is not None}
         copies = {index for group in duplicated.values() for index in list(group)[:_BATCH]}
-        expected = self._models.vectors(self._found.setting, list(off)[:_SUSPECTS]) if self._found.setting else None
+        expected = self._models.vectors(self._found.setting, list(off)[:_PARTNERS]) if self._found.setting else None
         documents: dict[str, list[Row]] = {}
         partners: list[Row] = []
         for rows in batches(every_row(self._raw, self._vectors, known.text), _FORM_ROWS):
             near = np.zeros(len(rows), dtype=np.bool_)
             if expected is not None:  # a row that has the vector of a text which is off
                 table = self._form.table(_stacked(rows, self._vectors.width), expected)
-                near = table.min(axis=1) <= max(self._found.tolerance, 1e-3)
+                near = table.min(axis=1) <= max(self._found.tolerance, EQUAL)
             for place, row in enumerate(rows):
                 if names and row.document in names:
                     documents.setdefault(str(row.document), []).append(row)
@@ -237,6 +240,7 @@ class _Audit:
             length=self._length,
             bounds=bounds,
             recomputed=len(self._recomputed),
+            left=self._left,
             findings=tuple(sorted(self._findings.values(), key=lambda finding: order[finding.id])),
             models=tuple(self._models.names),
         )

@@ -12,7 +12,7 @@ import numpy as np
 from millpond.audit.rows import Row
 from millpond.engine.loading import describe
 from millpond.engine.schedule.truncation import TruncatedTexts
-from millpond.errors import InvalidRequestError, MillpondError
+from millpond.errors import InputTooLongError, InvalidRequestError, MillpondError
 from millpond.ingest.sinks.batch import FloatArray
 from millpond.tasks import Role
 from millpond.values.config import EngineConfig
@@ -155,7 +155,7 @@ class Models:
     def vectors(self, setting: Setting, rows: Sequence[Row]) -> FloatArray | None:
         """``[n, dimensions]``: what the texts of rows become, not normalized.
 
-        ``None`` if the model has no such pooling. A row without this variant of its text has NaN.
+        ``None`` if the model has no such pooling, or its prompt is longer than the texts may be. A row without this variant of its text has NaN.
         """
         texts = [row.variants().get(setting.text) for row in rows]
         return self.vectors_of(setting, texts)
@@ -173,8 +173,11 @@ class Models:
         if setting.max_length < most and unique:
             counts = engine.count_tokens([setting.prompt + text for text in unique])
             whole |= {text: setting.max_length for text, count in zip(unique, counts, strict=True) if count > room}
-        for limit in {*whole.values()}:
-            self._embed(engine, setting, (*asked, limit), [text for text in unique if whole[text] == limit])
+        try:
+            for limit in {*whole.values()}:
+                self._embed(engine, setting, (*asked, limit), [text for text in unique if whole[text] == limit])
+        except InputTooLongError:  # the prompt alone takes as many tokens
+            return None
         result = np.full((len(texts), engine.spec.dimensions), np.nan, dtype=np.float32)
         for index, text in enumerate(texts):
             if text is not None:

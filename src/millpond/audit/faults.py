@@ -9,7 +9,7 @@ import numpy as np
 
 from millpond.audit.candidates import Models, Setting
 from millpond.audit.documents import passages
-from millpond.audit.forms import PRECISIONS, Form, precisions, trailing_zeros
+from millpond.audit.forms import EQUAL, PRECISIONS, Form, precisions, trailing_zeros
 from millpond.audit.identify import Identification, precision_of
 from millpond.audit.rows import Row
 from millpond.ingest.sinks.batch import FloatArray
@@ -188,7 +188,7 @@ class Diagnosis:
         expected = self._models.vectors(self._setting, texts)
         assert expected is not None
         table = self._form.table(_stacked([rows[index] for index in open_rows]), expected)
-        limit = max(self._found.tolerance, 1e-3)
+        limit = max(self._found.tolerance, EQUAL)
         for place, index in enumerate(open_rows):
             near = [
                 texts[column]
@@ -217,7 +217,7 @@ class Diagnosis:
             expected = self._models.vectors_of(self._setting, list(parts.values()))
             assert expected is not None
             found = self._form.table(row.vector[None], expected)[0]
-            if float(found.min()) <= max(self._found.tolerance, 1e-3):
+            if float(found.min()) <= max(self._found.tolerance, EQUAL):
                 named[index] = _finding(row, "chunk", list(parts)[int(found.argmin())], distances[index])
 
 

@@ -17,11 +17,14 @@ Codes = npt.NDArray[np.uint8]
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "whole numbers", "signs")
 """What a row's values were rounded to, by the number that :func:`precisions` gives."""
 
-# Largest distance of two unit vectors that are the same but for rounding of each kind, stored or computed. Measured
-# with MiniLM: float32 of two backends 3e-7, float16 3e-4, bfloat16 2e-3 stored and 1e-2 computed, int8 of a row 1e-2 and
-# of fixed ranges 3e-2; another text, prompt or pooling is 0.1 and more.
+# Largest distance of two unit vectors that are the same but for rounding of each kind, stored or computed. Of MiniLM's
+# it is 3e-7 between two backends in float32, 3e-4 in float16, 2e-3 stored and 1e-2 computed in bfloat16, 1e-2 in int8;
+# of another text, prompt or pooling 0.1 and more.
 LEVELS: Sequence[tuple[str, float]] = (("float32", 1e-4), ("float16", 1e-3), ("bfloat16", 2e-2), ("int8", 0.08))
 LOOSE = LEVELS[-1][1]
+EQUAL = 3e-3
+"""Largest distance of equal vectors in :meth:`Form.table`, which computes it from a cosine in float32."""
+
 _SIGNS = 0.3  # of binary vectors: one sign in fifty
 _PREFIX = 16  # columns by which most rows are known not to be rounded
 _UNIT = 0.01
@@ -86,7 +89,8 @@ class Form:
 
     def table(self, stored: FloatArray, expected: FloatArray) -> FloatArray:
         """``[n, m]``: as :meth:`distances`, of each row to each of ``expected [m, dimensions]``."""
-        cosines = self.directions(stored, expected.shape[1]) @ self.expected(expected).T
+        own, computed = self.directions(stored, expected.shape[1]), self.expected(expected)
+        cosines = own.astype(np.float32) @ computed.astype(np.float32).T  # right to 1e-6
         return np.asarray(np.sqrt(np.maximum(0, 2 - 2 * cosines)), dtype=np.float32)
 
     def directions(self, stored: FloatArray, dimensions: int) -> Any:

@@ -14,10 +14,12 @@ from millpond.ingest.sinks.batch import FloatArray
 
 _SHORT, _LONG = 16, 8  # rows of the search, the long ones for where texts are cut
 _POOL = 256  # of so many rows
+_HOPELESS = 1.0  # of rows this far from all usual lengths another length is not the reason
 _LONG_ROWS, _STEPS = 3, 9  # rows, and lengths at a time, of a search for the length at which texts were cut
 _LEAST_CHARS = 12  # of a text that says much about its vector
 # Of two settings, one is as near to a row as the other within this: the rest is rounding.
 _NEAR, _ROUNDING = 1.5, 2e-6
+_SPREAD = 3  # times the median distance has the farthest of rows of one precision: of MiniLM 1.3
 _EXACT = dict(LEVELS)["bfloat16"]
 _ENOUGH = 0.6  # of the rows are by a setting: the search for poolings and prompts ends
 
@@ -161,15 +163,13 @@ def _found_length(models: Models, form: Form, setting: Setting, trial: Trial) ->
     search = Trial(models, form, rows)
     while True:
         search.add(replace(setting, max_length=length) for length in lengths[1:])
-        medians = [
-            2.0,
-            *(float(np.median(search.distances[replace(setting, max_length=each)])) for each in lengths[1:]),
-        ]
+        tried = [search.distances.get(replace(setting, max_length=each)) for each in lengths]
+        medians = [2.0 if each is None else float(np.median(each)) for each in tried]
         place = int(np.argmin(medians))
-        low, high = lengths[place - 1], lengths[min(place + 1, len(lengths) - 1)]
-        if high - low <= 2:
-            found = replace(setting, max_length=lengths[place])
-            return found if medians[place] <= max(10 * usual, 1e-4) and found != setting else None
+        low, high = lengths[max(place - 1, 0)], lengths[min(place + 1, len(lengths) - 1)]
+        if high - low <= 2 or medians[place] > _HOPELESS:
+            chosen = replace(setting, max_length=lengths[place])
+            return chosen if medians[place] <= max(10 * usual, 1e-4) and chosen != setting else None
         steps = np.unique(np.linspace(low, high, _STEPS).astype(int)).tolist()
         lengths = sorted({*steps, lengths[place]})
 
@@ -183,7 +183,7 @@ def precision_of(form: Form, distances: FloatArray) -> tuple[str, float]:
     for name, limit in LEVELS:
         if middle <= limit:
             words = form.rounded if form.rounded in dict(LEVELS) and form.rounded != "float32" else name
-            return words if form.kind == "float" else form.kind, min(max(limit, 5 * middle), form.loose)
+            return words if form.kind == "float" else form.kind, min(max(limit, _SPREAD * middle), form.loose)
     return LEVELS[-1][0], form.loose
 
 

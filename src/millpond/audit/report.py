@@ -30,6 +30,7 @@ class AuditReport:
         length: Words for the length of the vectors.
         bounds: How many rows are off, of those that were drawn at random.
         recomputed: How many rows were compared with the model.
+        left: How many strange rows were not, since there are too many.
         findings: The rows that are off.
         models: The models that were tried.
         fixed: How many rows were embedded again.
@@ -45,6 +46,7 @@ class AuditReport:
     length: str
     bounds: ShareBounds
     recomputed: int
+    left: int
     findings: tuple[Finding, ...]
     models: tuple[str, ...]
     fixed: int = 0
@@ -91,6 +93,7 @@ class AuditReport:
             "off_in_sample": bounds.off,
             "off_share": [bounds.low, bounds.high],
             "recomputed": self.recomputed,
+            "strange_and_not_recomputed": self.left,
             "off": dict(Counter(each.fault for each in self.findings)),
             "findings": [
                 {"id": each.id, "fault": each.fault, "detail": each.detail, "distance": each.distance}

@@ -123,7 +123,14 @@ def scan(
 def read_rows(rows: RawRows, vectors: VectorField, wanted: Iterable[str], text: TextField | None) -> list[Row]:
     """Rows by their ids, in a pass over all of them: any database has that."""
     ids = set(wanted)
-    return [row for row in every_row(rows, vectors, text) if row.id in ids] if ids else []
+    found: list[Row] = []
+    first = 0
+    for page in rows.pages(vectors) if ids else ():
+        for index, row_id in enumerate(page.ids):
+            if row_id in ids:
+                found.append(_row(page, index, None if text is None else text.of(page.fields[index]), first))
+        first += len(page)
+    return found
 
 
 def every_row(rows: RawRows, vectors: VectorField, text: TextField | None) -> Iterator[Row]:

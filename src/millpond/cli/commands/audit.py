@@ -165,6 +165,8 @@ def _print(report: AuditReport, *, fix: bool) -> None:
         print(f"millpond: {row_id}: not fixed: {reason}", file=sys.stderr)
     if fix and report.findings:
         print(f"\n{report.fixed} of {len(report.findings)} rows were embedded again")
+    if report.left:
+        print(f"millpond: {report.left} more rows look strange; --all embeds them again", file=sys.stderr)
     off, bounds = len(report.findings), report.bounds
     if bounds.rows < bounds.total and bounds.low * bounds.total > off:
         print(
