@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from millpond.ingest.sinks.raw_rows import RawRows, VectorField
 _MARGIN = 0.005  # of the share of rows that are off: once it is known so well, no more rows are drawn
 _BATCH = 64  # rows that are recomputed at a time, between two looks at the bounds
 _FORM_ROWS = 512
-_SUSPECTS = 2048  # rows that the tests of every row find strange, most that are recomputed
+_STRANGE = 2048  # rows that the tests of every row find strange, most that are recomputed
 _DIAGNOSED = 256  # rows at a time
 _PARTNERS = 256  # rows that are off, most whose vectors are looked for in every row
 
@@ -76,69 +76,88 @@ def audit(sink: CollectionSink[Any], models: Models, options: AuditOptions | Non
         SinkError: The database does not answer, or its sink cannot read what others wrote.
     """
     options = AuditOptions() if options is None else options
-    return _Audit(sink, models, options).run()
+    raw = sink.raw()
+    vectors = _field(raw, options.vector, sink.collection)
+    known = scan(
+        raw,
+        vectors,
+        text=options.text,
+        hashed=isinstance(sink.describe().manifest, CollectionManifest),
+        sample=max(options.sample, _FORM_ROWS),
+        advance=options.advance,
+    )
+    if len(known) and known.text is None:
+        raise InvalidRequestError(f"no field of collection {sink.collection!r} looks like texts; name it with text=")
+    usable = [row for row in known.sample if known.vectors[row.index]]
+    form = Form.of(_stacked(usable[:_FORM_ROWS], vectors.width))
+    found = identify(models, form, [row for row in usable if row.text])
+    findings = {each.id: each for each in _without_model(known)}
+    bounds = ShareBounds(off=0, rows=0, total=len(known), confidence=options.confidence)
+    length, recomputed, left = "", 0, 0
+    if found.setting is not None:
+        comparison = _Comparison(raw, vectors, known, models, form, found, findings)
+        bounds = comparison.draw(options.sample, bounds)
+        left = comparison.compare_strange()
+        if options.every:
+            bounds, left = comparison.compare_all(bounds), 0
+        comparison.name()
+        length, recomputed = comparison.length, len(comparison.recomputed)
+    order = {row_id: index for index, row_id in enumerate(known.ids)} if findings else {}
+    return AuditReport(
+        collection=sink.collection,
+        vectors=vectors,
+        text="" if known.text is None else known.text.words,
+        form=form,
+        dimensions=0 if found.setting is None else models.specs[found.setting.model].dimensions,
+        found=found,
+        length=length,
+        bounds=bounds,
+        recomputed=recomputed,
+        left=left,
+        findings=tuple(sorted(findings.values(), key=lambda finding: order[finding.id])),
+        models=tuple(models.names),
+    )
 
 
-class _Audit:
-    """One audit."""
+def _without_model(known: Scan) -> Iterator[Finding]:
+    """What is wrong with rows whatever made them; of several faults of a row, the last one counts."""
+    for fault, rows in (
+        ("stale hash", known.stale),
+        ("zero", known.present & known.finite & (known.norms == 0)),
+        ("not finite", known.present & ~known.finite),
+        ("missing", ~known.present),
+    ):
+        for index in np.flatnonzero(rows).tolist():
+            yield Finding(id=known.ids[index], fault=fault)
 
-    def __init__(self, sink: CollectionSink[Any], models: Models, options: AuditOptions) -> None:
-        self._models, self._options = models, options
-        self._collection = sink.collection
-        self._raw: RawRows = sink.raw()
-        self._vectors = _field(self._raw, options.vector, sink.collection)
-        self._ours = isinstance(sink.describe().manifest, CollectionManifest)
-        self._findings: dict[str, Finding] = {}
-        self._recomputed: set[int] = set()
-        self._off: dict[int, tuple[Row, float]] = {}  # to be named
-        self._length = ""
-        self._left = 0  # strange rows that were not recomputed
 
-    def run(self) -> AuditReport:
-        """Scan, identify, compare a sample, name what is off."""
-        options = self._options
-        known = scan(
-            self._raw,
-            self._vectors,
-            text=options.text,
-            hashed=self._ours,
-            sample=max(options.sample, _FORM_ROWS),
-            advance=options.advance,
-        )
-        if len(known) and known.text is None:
-            raise InvalidRequestError(
-                f"no field of collection {self._collection!r} looks like texts; name it with text="
-            )
-        usable = [row for row in known.sample if known.vectors[row.index]]
-        self._form = Form.of(_stacked(usable[:_FORM_ROWS], self._vectors.width))
-        found = identify(self._models, self._form, [row for row in usable if row.text]) if usable else Identification()
-        bounds = ShareBounds(off=0, rows=0, total=len(known), confidence=options.confidence)
-        self._without_model(known)
-        if found.setting is not None:
-            self._found = found
-            bounds = self._draw(known, bounds)
-            self._compare(self._suspects(known))
-            if options.every:
-                bounds = self._compare_all(known, bounds)
-            self._name(known)
-        return self._report(known, found, bounds)
+class _Comparison:
+    """Compares rows with the setting, and adds those that are off to the findings."""
 
-    def _without_model(self, known: Scan) -> None:
-        """What is wrong with rows whatever made them."""
-        for fault, rows in (
-            ("stale hash", known.stale),
-            ("zero", known.present & known.finite & (known.norms == 0)),
-            ("not finite", known.present & ~known.finite),
-            ("missing", ~known.present),
-        ):
-            for index in np.flatnonzero(rows).tolist():
-                self._findings[known.ids[index]] = Finding(id=known.ids[index], fault=fault)
+    def __init__(
+        self,
+        raw: RawRows,
+        vectors: VectorField,
+        known: Scan,
+        models: Models,
+        form: Form,
+        found: Identification,
+        findings: dict[str, Finding],
+    ) -> None:
+        assert found.setting is not None
+        self._raw, self._vectors, self._known = raw, vectors, known
+        self._models, self._form, self._found, self._setting = models, form, found, found.setting
+        self._findings = findings
+        self._off: dict[int, tuple[Row, float]] = {}  # rows to be named, with their distances
+        self.recomputed: set[int] = set()
+        self.length = ""  # words for the length of most vectors
 
-    def _draw(self, known: Scan, bounds: ShareBounds) -> ShareBounds:
+    def draw(self, most: int, bounds: ShareBounds) -> ShareBounds:
         """Compare rows of the sample until enough is known."""
-        drawn = known.sample[: self._options.sample]
+        known = self._known
+        drawn = known.sample[:most]
         for rows in batches(drawn, _BATCH):
-            self._compare([row for row in rows if known.vectors[row.index]])
+            self.compare([row for row in rows if known.vectors[row.index]])
             off = sum(row.id in self._findings or row.index in self._off for row in rows)
             bounds = ShareBounds(
                 off=bounds.off + off, rows=bounds.rows + len(rows), total=bounds.total, confidence=bounds.confidence
@@ -147,54 +166,53 @@ class _Audit:
                 break
         return bounds
 
-    def _compare(self, rows: Sequence[Row]) -> None:
+    def compare(self, rows: Sequence[Row]) -> None:
         """Recompute rows, and note which are not by the setting."""
-        rows = [row for row in rows if row.index not in self._recomputed and row.id not in self._findings]
+        rows = [row for row in rows if row.index not in self.recomputed and row.id not in self._findings]
         if not rows:
             return
-        assert self._found.setting is not None
-        self._recomputed.update(row.index for row in rows)
-        expected = self._models.vectors(self._found.setting, rows)
+        self.recomputed.update(row.index for row in rows)
+        expected = self._models.vectors(self._setting, rows)
         assert expected is not None
         distances = self._form.distances(_stacked(rows, self._vectors.width), expected)
         fits = distances <= self._found.tolerance
         fitting = [row for row, is_fit in zip(rows, fits, strict=True) if is_fit]
-        length, faults = length_faults(fitting, self._form, expected[fits], usual=self._length)
-        self._length = self._length or length
+        length, faults = length_faults(fitting, self._form, expected[fits], usual=self.length)
+        self.length = self.length or length
         self._findings |= {each.id: each for each in faults.values()}
         for row, distance, is_fit in zip(rows, distances, fits, strict=True):
             if not is_fit:
                 self._off[row.index] = (row, 2.0 if np.isnan(distance) else float(distance))
 
-    def _suspects(self, known: Scan) -> list[Row]:
-        """Rows that differ from most in a way that needs no model to see."""
-        strange = known.zeros > modal_zeros(known, self._form)
+    def compare_strange(self) -> int:
+        """Compare rows that differ from most in a way that needs no model to see; returns how many were too many."""
+        known, form = self._known, self._form
         usual = np.bincount(known.precision[known.vectors], minlength=len(PRECISIONS)).argmax()
-        strange |= known.precision > usual
-        unit = np.abs(known.norms - 1) < 1e-2
-        if self._form.kind == "float":
-            strange |= ~unit if self._form.unit else np.abs(known.norms - 1) < 1e-4
-        strange |= known.blank
+        strange = known.blank | (known.zeros > modal_zeros(known, form)) | (known.precision > usual)
+        if form.kind == "float":
+            strange |= np.abs(known.norms - 1) > 1e-2 if form.unit else np.abs(known.norms - 1) < 1e-4
         places = np.flatnonzero(strange & known.vectors).tolist()
         places += [index for index in known.duplicates() if not strange[index]]
-        wanted = [known.ids[index] for index in places if index not in self._recomputed]
-        self._left = 0 if self._options.every else max(0, len(wanted) - _SUSPECTS)
-        return read_rows(self._raw, self._vectors, wanted[:_SUSPECTS], known.text)
+        wanted = [known.ids[index] for index in places if index not in self.recomputed]
+        self.compare(read_rows(self._raw, self._vectors, wanted[:_STRANGE], known.text))
+        return max(0, len(wanted) - _STRANGE)
 
-    def _compare_all(self, known: Scan, bounds: ShareBounds) -> ShareBounds:
+    def compare_all(self, bounds: ShareBounds) -> ShareBounds:
         """Compare every row."""
+        known = self._known
         for rows in batches(every_row(self._raw, self._vectors, known.text), _BATCH):
-            self._compare([row for row in rows if known.vectors[row.index]])
+            self.compare([row for row in rows if known.vectors[row.index]])
             self._models.forget()
         off = len(self._findings) + len(self._off)
         return ShareBounds(off=off, rows=len(known), total=len(known), confidence=bounds.confidence)
 
-    def _name(self, known: Scan) -> None:
+    def name(self) -> None:
         """Name what is wrong with the rows that are not by the setting."""
+        known = self._known
         groups = known.duplicates()
         duplicated = {index: groups[index] for index in self._off if index in groups}
         off = [row for row, _ in self._off.values()]
-        documents, partners = self._around(known, off, duplicated)
+        documents, partners = self._around(off, duplicated)
         others = [*off, *partners]
         ids = {index: _other_of(index, group, self._off, known) for index, group in duplicated.items()}
         diagnosis = Diagnosis(self._models, self._form, self._found)
@@ -205,14 +223,14 @@ class _Audit:
                 self._findings[finding.id] = finding
 
     def _around(
-        self, known: Scan, off: Sequence[Row], duplicated: Mapping[int, Sequence[int]]
+        self, off: Sequence[Row], duplicated: Mapping[int, Sequence[int]]
     ) -> tuple[dict[str, list[Row]], list[Row]]:
         """The documents of rows that are off, and rows whose vectors they may have, in one pass over all."""
         if not off:
             return {}, []
         names = {row.document for row in off if row.document is not None and row.start is not None}
         copies = {index for group in duplicated.values() for index in list(group)[:_BATCH]}
-        expected = self._models.vectors(self._found.setting, list(off)[:_PARTNERS]) if self._found.setting else None
+        known, expected = self._known, self._models.vectors(self._setting, list(off)[:_PARTNERS])
         documents: dict[str, list[Row]] = {}
         partners: list[Row] = []
         for rows in batches(every_row(self._raw, self._vectors, known.text), _FORM_ROWS):
@@ -225,25 +243,7 @@ class _Audit:
                     documents.setdefault(str(row.document), []).append(row)
                 if (near[place] or row.index in copies) and row.index not in self._off and known.vectors[row.index]:
                     partners.append(row)
-        return documents, partners[:_SUSPECTS]
-
-    def _report(self, known: Scan, found: Identification, bounds: ShareBounds) -> AuditReport:
-        order = {row_id: index for index, row_id in enumerate(known.ids)}
-        setting = found.setting
-        return AuditReport(
-            collection=self._collection,
-            vectors=self._vectors,
-            text="" if known.text is None else known.text.words,
-            form=self._form,
-            dimensions=0 if setting is None else self._models.specs[setting.model].dimensions,
-            found=found,
-            length=self._length,
-            bounds=bounds,
-            recomputed=len(self._recomputed),
-            left=self._left,
-            findings=tuple(sorted(self._findings.values(), key=lambda finding: order[finding.id])),
-            models=tuple(self._models.names),
-        )
+        return documents, partners[:_STRANGE]
 
 
 def _field(raw: RawRows, name: str | None, collection: str) -> VectorField:

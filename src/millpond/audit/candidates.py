@@ -155,7 +155,8 @@ class Models:
     def vectors(self, setting: Setting, rows: Sequence[Row]) -> FloatArray | None:
         """``[n, dimensions]``: what the texts of rows become, not normalized.
 
-        ``None`` if the model has no such pooling, or its prompt is longer than the texts may be. A row without this variant of its text has NaN.
+        ``None`` if the model has no such pooling, or its prompt is longer than the texts may be. A row without this
+        variant of its text has NaN.
         """
         texts = [row.variants().get(setting.text) for row in rows]
         return self.vectors_of(setting, texts)

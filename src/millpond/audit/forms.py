@@ -91,7 +91,7 @@ class Form:
         """``[n, m]``: as :meth:`distances`, of each row to each of ``expected [m, dimensions]``."""
         own, computed = self.directions(stored, expected.shape[1]), self.expected(expected)
         cosines = own.astype(np.float32) @ computed.astype(np.float32).T  # right to 1e-6
-        return np.asarray(np.sqrt(np.maximum(0, 2 - 2 * cosines)), dtype=np.float32)
+        return np.asarray(np.nan_to_num(np.sqrt(np.maximum(0, 2 - 2 * cosines)), nan=2.0), dtype=np.float32)
 
     def directions(self, stored: FloatArray, dimensions: int) -> Any:
         """Stored rows as unit vectors in float64, for a model as wide as ``dimensions``."""

@@ -113,6 +113,8 @@ def identify(models: Models, form: Form, rows: Sequence[Row]) -> Identification:
         What was found.
     """
     short, long = _search_rows(rows)
+    if not short:
+        return Identification()
     trial = Trial(models, form, short)
     variants = _variants(short)
     for settings in _stages(models, variants):
