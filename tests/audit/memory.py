@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +12,15 @@ from millpond.ingest.sinks.raw_rows import RawPage, VectorField
 
 
 class MemoryCollection:
-    """Rows with one vector each, as the sink of an audit."""
+    """Rows with one vector each, or none, as the sink of an audit."""
 
     collection = "docs"
 
-    def __init__(self, vectors: np.ndarray, fields: Sequence[Mapping[str, Any]], *, page: int = 64) -> None:
+    def __init__(
+        self, vectors: np.ndarray, fields: Sequence[Mapping[str, Any]], *, page: int = 64, absent: Iterable[int] = ()
+    ) -> None:
         self._vectors, self._rows, self._page = np.asarray(vectors, dtype=np.float32), fields, page
+        self._absent = set(absent)
 
     def describe(self) -> Any:
         return SimpleNamespace(manifest=None, rows=len(self._vectors))
@@ -36,5 +39,5 @@ class MemoryCollection:
                 ids=[str(number) for number in range(len(self._vectors))[part]],
                 fields=self._rows[part],
                 vectors=rows,
-                present=np.ones(len(rows), dtype=np.bool_),
+                present=np.array([start + place not in self._absent for place in range(len(rows))], dtype=np.bool_),
             )

@@ -13,14 +13,14 @@ from millpond.audit.faults import Diagnosis, Finding, length_faults
 from millpond.audit.forms import EQUAL, PRECISIONS, Form
 from millpond.audit.identify import Identification, identify
 from millpond.audit.report import AuditReport
-from millpond.audit.rows import Row, batches
-from millpond.audit.scan import Scan, every_row, modal_zeros, read_rows, scan
+from millpond.audit.rows import Row, batches, document_of
+from millpond.audit.scan import Bools, Scan, chosen_rows, every_row, modal_zeros, read_rows, scan
 from millpond.audit.sequential import ShareBounds
 from millpond.errors import InvalidRequestError
 from millpond.ingest.sinks.batch import FloatArray
 from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.manifest import CollectionManifest
-from millpond.ingest.sinks.raw_rows import RawRows, VectorField
+from millpond.ingest.sinks.raw_rows import RawPage, RawRows, VectorField
 
 _MARGIN = 0.005  # of the share of rows that are off: once it is known so well, no more rows are drawn
 _BATCH = 64  # rows that are recomputed at a time, between two looks at the bounds
@@ -228,22 +228,28 @@ class _Comparison:
         """The documents of rows that are off, and rows whose vectors they may have, in one pass over all."""
         if not off:
             return {}, []
+        known, expected = self._known, self._models.vectors(self._setting, list(off)[:_PARTNERS])
         names = {row.document for row in off if row.document is not None and row.start is not None}
         copies = {index for group in duplicated.values() for index in list(group)[:_BATCH]}
-        known, expected = self._known, self._models.vectors(self._setting, list(off)[:_PARTNERS])
+        limit = max(self._found.tolerance, EQUAL)
+
+        def choose(page: RawPage, first: int) -> Bools:
+            places = range(first, first + len(page))
+            chosen = np.fromiter((place in copies for place in places), dtype=np.bool_, count=len(page))
+            if expected is not None:  # rows that have the vector of a text which is off
+                chosen |= self._form.table(page.vectors, expected).min(axis=1) <= limit
+            if names:
+                chosen |= np.array([document_of(fields) in names for fields in page.fields])
+            return chosen
+
         documents: dict[str, list[Row]] = {}
         partners: list[Row] = []
-        for rows in batches(every_row(self._raw, self._vectors, known.text), _FORM_ROWS):
-            near = np.zeros(len(rows), dtype=np.bool_)
-            if expected is not None:  # a row that has the vector of a text which is off
-                table = self._form.table(_stacked(rows, self._vectors.width), expected)
-                near = table.min(axis=1) <= max(self._found.tolerance, EQUAL)
-            for place, row in enumerate(rows):
-                if names and row.document in names:
-                    documents.setdefault(str(row.document), []).append(row)
-                if (near[place] or row.index in copies) and row.index not in self._off and known.vectors[row.index]:
-                    partners.append(row)
-        return documents, partners[:_STRANGE]
+        for row in chosen_rows(self._raw, self._vectors, known.text, choose):
+            if row.document in names:
+                documents.setdefault(str(row.document), []).append(row)
+            if row.index not in self._off and known.vectors[row.index] and len(partners) < _STRANGE:
+                partners.append(row)
+        return documents, partners
 
 
 def _field(raw: RawRows, name: str | None, collection: str) -> VectorField:

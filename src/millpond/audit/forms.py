@@ -89,13 +89,13 @@ class Form:
 
     def table(self, stored: FloatArray, expected: FloatArray) -> FloatArray:
         """``[n, m]``: as :meth:`distances`, of each row to each of ``expected [m, dimensions]``."""
-        own, computed = self.directions(stored, expected.shape[1]), self.expected(expected)
-        cosines = own.astype(np.float32) @ computed.astype(np.float32).T  # right to 1e-6
+        computed = self.expected(expected).astype(np.float32)
+        cosines = self.directions(stored, expected.shape[1], np.float32) @ computed.T  # right to 1e-6
         return np.asarray(np.nan_to_num(np.sqrt(np.maximum(0, 2 - 2 * cosines)), nan=2.0), dtype=np.float32)
 
-    def directions(self, stored: FloatArray, dimensions: int) -> Any:
-        """Stored rows as unit vectors in float64, for a model as wide as ``dimensions``."""
-        head: Any = np.nan_to_num(stored[:, : self.used].astype(np.float64), posinf=0, neginf=0)
+    def directions(self, stored: FloatArray, dimensions: int, dtype: Any = np.float64) -> Any:
+        """Stored rows as unit vectors, for a model as wide as ``dimensions``."""
+        head: Any = np.nan_to_num(stored[:, : self.used].astype(dtype), posinf=0, neginf=0)
         if self._is_packed(dimensions):
             bits = (head + (128 if self.kind == "int8" else 0)).clip(0, 255).astype(np.uint8)
             head = np.unpackbits(bits, axis=1)[:, :dimensions] * 2.0 - 1

@@ -128,12 +128,7 @@ class Row:
     @cached_property
     def metadata(self) -> dict[str, Any]:
         """All metadata on one level: fields, and what is inside metadata and nodes."""
-        found = dict(self.fields)
-        for key in _METADATA:
-            found |= _mapping(self.fields.get(key))
-        node = _mapping(self.fields.get(_NODE))
-        start = node.get("start_char_idx")
-        return found | _mapping(node.get("metadata")) | ({} if start is None else {"start_char_idx": start})
+        return _flat(self.fields)
 
     def variants(self) -> dict[str, str]:
         """The texts of this row that people embed, by a name: as stored, stripped, in lower case, with a title."""
@@ -155,12 +150,7 @@ class Row:
     @property
     def document(self) -> str | None:
         """What tells its document from others; ``None`` if that is not known."""
-        known = self.metadata
-        if "chunk_start" in known:  # of millpond
-            own = next((value for name in ("id", "record_id") if (value := self.fields.get(name))), None)
-            if own is not None:
-                return str(own)
-        return next((str(value) for name in _DOCUMENTS if (value := known.get(name))), None)
+        return document_of(self.fields)
 
     @property
     def start(self) -> int | None:
@@ -169,11 +159,30 @@ class Row:
         return next((value for value in found if isinstance(value, int) and not isinstance(value, bool)), None)
 
 
+def document_of(fields: Mapping[str, Any]) -> str | None:
+    """What tells a row's document from others; ``None`` if that is not known."""
+    known = _flat(fields)
+    if "chunk_start" in known:  # of millpond
+        own = next((value for name in ("id", "record_id") if (value := fields.get(name))), None)
+        if own is not None:
+            return str(own)
+    return next((str(value) for name in _DOCUMENTS if (value := known.get(name))), None)
+
+
 def batches(values: Iterable[T], size: int) -> Iterator[list[T]]:
     """The values in lists of at most so many."""
     rest = iter(values)
     while part := list(islice(rest, size)):
         yield part
+
+
+def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(fields)
+    for key in _METADATA:
+        found |= _mapping(fields.get(key))
+    node = _mapping(fields.get(_NODE))
+    start = node.get("start_char_idx")
+    return found | _mapping(node.get("metadata")) | ({} if start is None else {"start_char_idx": start})
 
 
 def _has(rows: Sequence[Mapping[str, Any]], path: tuple[str, ...]) -> bool:

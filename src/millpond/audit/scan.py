@@ -123,23 +123,27 @@ def scan(
 def read_rows(rows: RawRows, vectors: VectorField, wanted: Iterable[str], text: TextField | None) -> list[Row]:
     """Rows by their ids, in a pass over all of them: any database has that."""
     ids = set(wanted)
-    found: list[Row] = []
+    return (
+        list(chosen_rows(rows, vectors, text, lambda page, _: np.array([row_id in ids for row_id in page.ids])))
+        if ids
+        else []
+    )
+
+
+def chosen_rows(
+    rows: RawRows, vectors: VectorField, text: TextField | None, choose: Callable[[RawPage, int], Bools]
+) -> Iterator[Row]:
+    """The rows that ``choose(page, place of its first row)`` is true of, in a pass over all of them."""
     first = 0
-    for page in rows.pages(vectors) if ids else ():
-        for index, row_id in enumerate(page.ids):
-            if row_id in ids:
-                found.append(_row(page, index, None if text is None else text.of(page.fields[index]), first))
+    for page in rows.pages(vectors):
+        for index in np.flatnonzero(choose(page, first)).tolist():
+            yield _row(page, index, None if text is None else text.of(page.fields[index]), first)
         first += len(page)
-    return found
 
 
 def every_row(rows: RawRows, vectors: VectorField, text: TextField | None) -> Iterator[Row]:
     """Every row, in the order of the database."""
-    first = 0
-    for page in rows.pages(vectors):
-        for index in range(len(page)):
-            yield _row(page, index, None if text is None else text.of(page.fields[index]), first)
-        first += len(page)
+    return chosen_rows(rows, vectors, text, lambda page, _: np.ones(len(page), dtype=np.bool_))
 
 
 _COLUMNS: Mapping[str, Any] = {
