@@ -77,3 +77,15 @@ def test_equal_vectors_of_texts_that_the_model_reads_alike_are_right(bench: Benc
     texts += [f"{long} {word}" for word in ("one", "two", "three")] + [f"  {texts[0]}"]
     report = audit(MemoryCollection(bench.embed(texts), [{"text": text} for text in texts]), models)  # type: ignore[arg-type]
     assert report.clean and not report.findings
+
+
+def test_rows_that_differ_in_several_things_are_named(bench: Bench, models: Models, clean: np.ndarray, other: Path):
+    vectors = clean.copy()
+    texts = [row.text for row in ROWS]
+    vectors[:8] = bench.embed([text.lower() for text in texts[:8]], bench.pooled, role="query")
+    vectors[8:12] = bench.embed(texts[8:12], bench.other, role="query")
+    report = audit(MemoryCollection(vectors, [{"text": text} for text in texts]), models)  # type: ignore[arg-type]
+    assert [(each.fault, each.detail) for each in report.findings] == [
+        *[("pooling", "cls, query prompt 'find: ', lower case")] * 8,
+        *[("model", f"{other}, query prompt 'find: '")] * 4,
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from millpond.audit.candidates import Models, Setting
 from millpond.audit.documents import passages
 from millpond.audit.forms import EQUAL, PRECISIONS, Form, precisions, trailing_zeros
-from millpond.audit.identify import Identification, precision_of
+from millpond.audit.identify import Identification, identify, precision_of
 from millpond.audit.rows import Row
 from millpond.ingest.sinks.batch import FloatArray
 
@@ -38,6 +38,7 @@ FAULTS: Mapping[str, str] = {
 _NORMS = 0.01  # relative
 _LEAST_WIDTH = 8  # of a shorter vector: a few numbers agree by chance
 _SIMULATED = 0.25  # of its distance, if a vector is rounded as the stored one was
+_ALIKE = 4  # rows that nothing explains, for which a setting is searched that differs in several things
 _BETTER = 0.25  # of the distance from the collection's setting, from the one that made a row
 
 
@@ -88,10 +89,18 @@ class Diagnosis:
             ``n`` findings.
         """
         named: dict[int, Finding] = {}
-        self._by_setting(rows, distances, named)
+        self._by_settings(rows, distances, self._settings(rows), named)
         self._by_numbers(rows, distances, named)
         self._by_row(rows, distances, others, named, duplicated)
         self._by_part(rows, distances, documents, named)
+        left = [index for index, row in enumerate(rows) if index not in named and row.text]
+        if (
+            len(left) >= _ALIKE
+            and (second := identify(self._models, self._form, [rows[index] for index in left])).setting
+        ):
+            found: dict[int, Finding] = {}
+            self._by_settings([rows[index] for index in left], distances[left], [second.setting], found)
+            named |= {left[place]: finding for place, finding in found.items()}
         findings = []
         for index, row in enumerate(rows):
             if index not in named:
@@ -102,27 +111,35 @@ class Diagnosis:
             findings.append(named[index])
         return findings
 
-    def _by_setting(self, rows: Sequence[Row], distances: FloatArray, named: dict[int, Finding]) -> None:
+    def _by_settings(
+        self, rows: Sequence[Row], distances: FloatArray, settings: Iterable[Setting], named: dict[int, Finding]
+    ) -> None:
         """Rows that another setting made."""
         stored = _stacked(rows)
         best = distances * _BETTER
-        for setting in self._settings(rows):
+        for setting in settings:
             if not self._form.fits(self._models.specs[setting.model].dimensions):
                 continue
             expected = self._models.vectors(setting, rows)
             if expected is None:
                 continue
             found = self._form.distances(stored, expected)
+            fault, detail = self._words(setting)
             for index in np.flatnonzero((found <= np.minimum(best, self._form.loose)) & (found < 2)).tolist():
                 best[index] = found[index] * 0.9
-                (name, (_, value)) = next(iter(self._setting.differences(setting).items()))
-                fault = {"max_length": "truncation"}.get(name, name)
-                detail = f"max_length {value}" if fault == "truncation" else value
-                if fault == "prompt":
-                    detail = f"{setting.prompt_name} {setting.prompt!r}" if setting.prompt else "no prompt"
-                if fault == "model" and (extra := replace(self._models.own(setting.model))) != setting:
-                    detail += f" ({', '.join(value for _, value in extra.differences(setting).values())})"
                 named[index] = _finding(rows[index], fault, detail, distances[index])
+
+    def _words(self, setting: Setting) -> tuple[str, str]:
+        """The name of what differs in a setting, the weightiest thing if there are several, and what is there."""
+        differences = self._setting.differences(setting)
+        fault = next(iter(differences))
+        if fault == "model":  # in what it differs from that model's own setting
+            own = self._models.own(setting.model)
+            differences = {"model": differences["model"], **(own.differences(setting) if own != setting else {})}
+        prompt = f"{setting.prompt_name} {setting.prompt!r}" if setting.prompt else "no prompt"
+        words = {"prompt": prompt, "max_length": f"max_length {setting.max_length}"}
+        detail = ", ".join(words.get(name, value) for name, (_, value) in differences.items())
+        return {"max_length": "truncation"}.get(fault, fault), detail
 
     def _settings(self, rows: Sequence[Row]) -> list[Setting]:
         """Settings that differ in one thing from the collection's, and all of the other models."""
