@@ -18,6 +18,7 @@ from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
 from millpond.ingest.sinks.preparation import create_or_check, prepare_copy
 from millpond.ingest.sinks.protocol import StoredRow, check_widths
+from millpond.ingest.sinks.raw_rows import RawRows
 from millpond.ingest.sinks.run_note import RunNote
 from millpond.ingest.sinks.search import Hit, plan_search
 from millpond.values.spec import ModelSpec
@@ -125,6 +126,12 @@ class CollectionSink(Generic[NativeFilter]):
     def describe(self) -> CollectionDescription:
         """What the database stores of the collection, which is not loaded for that."""
         return describe(self._connection, self._driver)
+
+    def raw(self) -> RawRows:
+        """Every row as the database holds it, also of a collection that millpond did not make."""
+        if not self._connection.found():
+            raise self._connection.missing()
+        return RawRows(self._connection, self._driver)
 
     def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
         """Create the collection, or check that it was created with this model, these widths and this field layout.
