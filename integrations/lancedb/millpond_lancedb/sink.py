@@ -19,10 +19,12 @@ from millpond.ingest.sinks.batch import FloatArray, WriteBatch
 from millpond.ingest.sinks.client import Connection, Fault, is_address
 from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import vector_name
+from millpond.ingest.sinks.raw_rows import RawPage, VectorField
 from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.ingest.sinks.table import TableDriver, TableSink, manifest_of
 from millpond.support.filters import Condition
 from millpond_lancedb.filters import is_exact, labels, quoted, to_condition
+from millpond_lancedb.raw_rows import raw_fields, raw_pages
 
 _PASSING = re.compile(r"no space left|too large \(os error|too many|conflict|timed? ?out", re.IGNORECASE)
 _RUN, _RUNS, _SUCCESSION = (f"{MANIFEST_KEY}.{name}" for name in ("run", "runs", "succession"))
@@ -116,7 +118,7 @@ class LanceDBConnection(Connection):
         schema = self.table().schema
         comment = (schema.metadata or {}).get(MANIFEST_KEY.encode())
         manifest = manifest_of(None if comment is None else str(comment, "utf-8", "replace"))
-        noted = schema.field("pk").metadata or {}
+        noted = (schema.field("pk").metadata or {}) if "pk" in schema.names else {}
         if isinstance(manifest, dict):
             for key, read in ((_RUN, str), (_RUNS, json.loads), (_SUCCESSION, manifest_of)):
                 if text := noted.get(key.encode()):
@@ -230,6 +232,14 @@ class LanceDBDriver(TableDriver[str]):
         """Pages of row ids and record ids."""
         for batch in self.connection.table().search().select(["pk", "id"]).to_batches(self.connection.max_rows):
             yield list(zip(batch["pk"].to_pylist(), batch["id"].to_pylist(), strict=True))
+
+    def raw_fields(self) -> list[VectorField]:
+        """The dense vectors of any table."""
+        return raw_fields(self.connection.table())
+
+    def raw_pages(self, field: VectorField) -> Iterator[RawPage]:
+        """Rows of any table."""
+        return raw_pages(self.connection.table(), field)
 
     def condition(self, filter: Mapping[str, object] | str | None, manifest: CollectionManifest) -> str:
         """A condition in SQL."""

@@ -20,12 +20,14 @@ from millpond.ingest.sinks.driver import CollectionDriver
 from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.raw_rows import RawPage, VectorField
 from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.support.filters import Condition, check_filter
 from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.filters import is_exact, one_of, to_expression
 from millpond_milvus.layout import SCHEMAS, RowLayout, key_of, token_weights, weights_of
 from millpond_milvus.options import OPTIONS_KEY, PARTITION, SPARSE, VectorOptions
+from millpond_milvus.raw_rows import raw_fields, raw_pages
 from millpond_milvus.url import MilvusOptions
 
 logger = logging.getLogger(__name__)
@@ -296,6 +298,15 @@ class MilvusDriver(CollectionDriver[str]):
             if isinstance(values, tuple) and all(isinstance(value, str) for value in values):
                 return f"{one_of(PARTITION, [str(value) for value in values])} and {expression}"
         return expression
+
+    def raw_fields(self) -> list[VectorField]:
+        """The dense vectors of any collection."""
+        return raw_fields(self.connection)
+
+    def raw_pages(self, field: VectorField) -> Iterator[RawPage]:
+        """Rows of any collection."""
+        self.load()
+        return raw_pages(self.connection, field)
 
     # ----------------------------------------------------------------------------------------------------------
 

@@ -25,9 +25,11 @@ from millpond.ingest.sinks.batch import FloatArray, WriteBatch
 from millpond.ingest.sinks.client import Connection, Fault, check_timeout
 from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.raw_rows import RawPage, VectorField
 from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.ingest.sinks.table import TableDriver, TableSink, manifest_of
 from millpond.support.filters import Condition, Range, check_filter
+from millpond_pgvector.raw_rows import raw_fields, raw_pages
 
 _SIGNS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON
@@ -335,6 +337,14 @@ class PgVectorDriver(TableDriver[Composable]):
         page = [(str(UUID(int=0)), "")]
         while page := self._rows(query, last=page[-1][0], limit=self.connection.max_rows):
             yield page
+
+    def raw_fields(self) -> list[VectorField]:
+        """The vectors of any table."""
+        return raw_fields(self.connection.rows)
+
+    def raw_pages(self, field: VectorField) -> Iterator[RawPage]:
+        """Rows of any table."""
+        return raw_pages(self.connection, field)
 
     def condition(
         self, filter: Mapping[str, object] | Composable | None, manifest: CollectionManifest

@@ -21,6 +21,7 @@ from millpond.ingest.sinks.driver import CollectionDriver
 from millpond.ingest.sinks.fields import FieldLayout
 from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.raw_rows import RawPage, VectorField
 from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.support.filters import Condition
 from millpond_qdrant.connection import QdrantConnection
@@ -37,6 +38,7 @@ from millpond_qdrant.payload import (
 )
 from millpond_qdrant.probe import PartialPoints, Probe
 from millpond_qdrant.queries import SPARSE, fused_query_of, queries_of, sparse_vector
+from millpond_qdrant.raw_rows import raw_fields, raw_pages
 from millpond_qdrant.vector_storage import StoredVectors, VectorStorage, check_layout
 
 logger = logging.getLogger(__name__)
@@ -224,6 +226,14 @@ class QdrantDriver(CollectionDriver[models.Filter]):
             yield [(str(point.id), identity_of(point.payload or {}, str(point.id))[0]) for point in points]
             if offset is None:
                 return
+
+    def raw_fields(self) -> list[VectorField]:
+        """The dense vectors of any collection."""
+        return raw_fields(self.connection.client.get_collection(self._name))
+
+    def raw_pages(self, field: VectorField) -> Iterator[RawPage]:
+        """Points of any collection."""
+        return raw_pages(self.connection.client, self._name, field)
 
     # ----------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from millpond.cli.arguments.flags import Command, Group, UsageError
 from millpond.cli.arguments.vllm_flags import ServeCommand
 from millpond.cli.arguments.written import drop_output, output_problem, watch_output
 from millpond.cli.commands.advise import advise
+from millpond.cli.commands.audit import audit
 from millpond.cli.commands.cache import app as cache
 from millpond.cli.commands.collections import app as collections
 from millpond.cli.commands.convert import convert
@@ -60,7 +61,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # keep Python's own traceback, which shows no values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, embed, rerank, explain, ingest, watch, search, copy, trace, mcp, advise, models, convert, env):
+for command in (
+    demo,
+    embed,
+    rerank,
+    explain,
+    ingest,
+    watch,
+    search,
+    copy,
+    trace,
+    audit,
+    mcp,
+    advise,
+    models,
+    convert,
+    env,
+):
     app.command(cls=Command)(command)
 app.command("eval", cls=Command)(evaluate)
 app.command(cls=ServeCommand)(serve)

@@ -17,6 +17,7 @@ from millpond.ingest.sinks.client import Connection
 from millpond.ingest.sinks.fields import FIELD_LAYOUTS, FieldLayout
 from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow
+from millpond.ingest.sinks.raw_rows import RawPage, VectorField
 from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.support.filters import Condition, check_filter, matches_filter
 
@@ -192,6 +193,31 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
             SinkError: The sink cannot list its rows, which is the default.
         """
         raise SinkError(f"this sink of {self.connection.database} cannot list its rows")
+
+    def raw_fields(self) -> Sequence[VectorField]:
+        """The fields of dense vectors of a collection that need not have a manifest.
+
+        Returns:
+            The fields, in any order.
+
+        Raises:
+            SinkError: The sink cannot read what others wrote, which is the default.
+        """
+        raise SinkError(f"this sink of {self.connection.database} cannot read collections that others made")
+
+    def raw_pages(self, field: VectorField) -> Iterator[RawPage]:
+        """Pages of all rows as they are stored, with the vectors of one field, without a manifest.
+
+        Args:
+            field: One of :meth:`raw_fields`.
+
+        Returns:
+            An iterator of pages, in an order that stays while nothing is written.
+
+        Raises:
+            SinkError: The sink cannot read what others wrote, which is the default.
+        """
+        raise SinkError(f"this sink of {self.connection.database} cannot read collections that others made")
 
     def size(self) -> int:
         """How many rows the collection holds, or nearly, without loading it.

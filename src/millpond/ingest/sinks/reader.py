@@ -18,6 +18,7 @@ from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
 from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, check_widths
+from millpond.ingest.sinks.raw_rows import RawRows
 from millpond.ingest.sinks.run_note import RunNote
 from millpond.ingest.sinks.succession import Succession, bridge_name
 from millpond.values.fingerprint import ModelIdentity
@@ -98,7 +99,7 @@ class CollectionReader(Generic[NativeFilter]):
 
     def is_same(self, other: CollectionReader[Any]) -> bool:
         """Whether another sink is one of the same collection, as both are stored now."""
-        return self._answering()._connection.is_same(other._answering()._connection)
+        return self.answering()._connection.is_same(other.answering()._connection)
 
     @property
     def embedded(self) -> bool:
@@ -142,6 +143,12 @@ class CollectionReader(Generic[NativeFilter]):
         if succession is None or succession.serving == self.collection:
             return self
         return self.named(succession.serving)
+
+    def answering(self) -> Self:
+        """As :meth:`serving`; this sink if there is no such collection, or one that millpond did not make."""
+        with suppress(FingerprintMismatchError, InvalidRequestError):
+            return self.serving()
+        return self
 
     def named(self, collection: str) -> Self:
         """A sink of a collection at the same location, or of a URL, which follows no other; :meth:`close` closes it.
@@ -252,6 +259,13 @@ class CollectionReader(Generic[NativeFilter]):
     def describe(self) -> CollectionDescription:
         """What the database stores of the collection itself, which is not loaded for that."""
         return describe(self._connection, self._driver)
+
+    def raw(self) -> RawRows:
+        """Every row as the database holds it, also of a collection that millpond did not make."""
+        if not self._connection.found():
+            raise self._connection.missing()
+        sink = self.answering()
+        return RawRows(sink._connection, sink._driver)
 
     def succession(self) -> Succession | None:
         """Which collections answer by this name, as it is stored now; ``None``: this one."""
@@ -371,7 +385,7 @@ class CollectionReader(Generic[NativeFilter]):
         """How many rows the collection holds; 0 before it is created."""
         if not self._connection.found():
             return 0
-        sink = self._answering()
+        sink = self.answering()
         sink._driver.load()
         return sink._connection.request("a count", sink._driver.count)
 
@@ -397,12 +411,6 @@ class CollectionReader(Generic[NativeFilter]):
         elif fresh or time.monotonic() - self._read > self._driver.trusted:
             manifest = self._manifest = self._stored_manifest()  # an alias may name another collection by now
         return manifest
-
-    def _answering(self) -> Self:
-        """As :meth:`serving`; this sink if there is no such collection, or one that millpond did not make."""
-        with suppress(FingerprintMismatchError, InvalidRequestError):
-            return self.serving()
-        return self
 
     def _look(
         self,
