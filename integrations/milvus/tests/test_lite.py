@@ -59,7 +59,8 @@ def test_nothing_is_lost_after_a_write_that_failed(scenario: str, refusal: str, 
     assert done.returncode == 9, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["failure"].startswith("SinkError: Milvus at ") and "refused a" in result["failure"]
-    assert all(refusal in each for each in result["refusals"]), result["refusals"]
+    gone = "nothing listens"  # what a sink finds of a file that was opened anew
+    assert all(refusal in each or gone in each for each in result["refusals"]), result["refusals"]
     # Of the write that failed, all rows may be there: Lite had logged them when its flush failed.
     assert 0 < result["acknowledged"] <= result["reopened"] <= result["acknowledged"] + 512
     assert result["written"] == 20 * 512

@@ -86,6 +86,10 @@ class CollectionReader(Generic[NativeFilter]):
         serving = self._named.get(own.succession.serving)
         return None if serving is None else serving.manifest
 
+    @manifest.setter
+    def manifest(self, manifest: CollectionManifest | None) -> None:
+        self._manifest = manifest
+
     @property
     def client(self) -> Any:
         """The database's own client."""
