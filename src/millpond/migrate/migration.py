@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from millpond.errors import InvalidRequestError, MillpondError, SinkError
 from millpond.ingest.chunking import Chunker
+from millpond.ingest.pipeline.delivery import RetryingWriter
 from millpond.ingest.sinks.bridge_rows import FORM, bridge_rows
 from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.succession import Succession, bridge_name
@@ -404,8 +405,10 @@ class Migration:
 
     def _note(self, succession: Succession | None) -> None:
         """Store the succession; again if a run that noted its id at this moment has written the former one back."""
+        # LanceDB refuses one of two notes that are written at the same time.
+        requests = RetryingWriter(self.options.retry, self.options.stop, lambda error, seconds: None)
         for _ in range(5):
-            self.head.note_succession(succession)
+            requests.send(lambda: self.head.note_succession(succession))
             if self.head.succession() == succession:
                 return
         raise SinkError(
