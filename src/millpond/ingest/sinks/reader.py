@@ -239,7 +239,7 @@ class CollectionReader(Generic[NativeFilter]):
         """
         if new not in self._bridges:
             name = bridge_name(new)
-            side = self.sibling(name, bare=True)
+            side: Any = self.sibling(name, bare=True)
             try:
                 self._bridges[new] = load_bridge(side, name)
             finally:
