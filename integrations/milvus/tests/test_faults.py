@@ -228,7 +228,7 @@ def test_a_server_that_dies_in_a_run_is_found_again(engine: Engine) -> None:
         server.stop(None).wait()
         start = time.monotonic()
         with pytest.raises(
-            SinkUnavailableError, match="nothing listens at .*, so Milvus did not answer (an upsert of 5 rows|a look at the collection)"
+            SinkUnavailableError, match="nothing listens at .*, so Milvus did not answer a look at the coll"
         ):
             sink.write(batch(5))
         assert time.monotonic() - start < PATIENCE

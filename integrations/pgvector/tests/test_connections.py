@@ -44,7 +44,7 @@ def test_a_lost_connection_is_opened_again(engine: Engine, dsn: str) -> None:
         sink.prepare(engine.spec)
         sink.write(rows(10, 32))
         other.execute("SELECT pg_terminate_backend(%s)", [sink.client.info.backend_pid])
-        with pytest.raises(SinkUnavailableError, match="PostgreSQL at .* refused (an upsert of 10 rows|a look at the collection): .*terminat"):
+        with pytest.raises(SinkUnavailableError, match="PostgreSQL at .* refused a look at the coll.*: .*terminat"):
             sink.write(rows(10, 32, 10))
         sink.write(rows(10, 32, 10))
         assert sink.count() == 20
@@ -164,7 +164,7 @@ def test_a_server_that_stops_answering_is_given_up_at_the_deadline(
             sink.write(rows(10, 32))
             getattr(proxy, fault).set()
             began = time.monotonic()
-            with pytest.raises(SinkUnavailableError, match="did not answer (an upsert of 10 rows|a look at the collection) within 2 s"):
+            with pytest.raises(SinkUnavailableError, match="did not answer a look at the collection within 2 s"):
                 sink.write(rows(10, 32, 10))
             assert time.monotonic() - began < 30  # the server would take a minute and more
             getattr(proxy, fault).clear()
