@@ -171,8 +171,10 @@ class RowCopy:
 
     def _ingest(self, items: Iterator[Record | Rejected], *, total: int) -> IngestReport:
         chunked = self.target.own().chunked
+        reader = RecordReader(items, total=total or None)
+        reader.name = f"a migration of {self.source.target}"
         return ingest(
-            RecordReader(items, total=total or None),
+            reader,
             engine=self._engine,
             sparse_engine=self._sparse,
             sink=self.target,
