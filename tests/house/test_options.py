@@ -15,7 +15,7 @@ FORMS = {
     "--dimensions": {"N", "N,N"},
     "--index": {"INDEX", "NAME=PATH"},
     "--id": {"COLUMN", "ID"},
-    "--text": {"COLUMN,...", "TEXT"},
+    "--text": {"COLUMN,...", "TEXT", "FIELD"},  # of several columns, a text itself, where a stored one is
     "--log-level": {"", "LEVEL"},
 }
 
