@@ -15,7 +15,7 @@ FORMS = {
     "--dimensions": {"N", "N,N"},
     "--index": {"INDEX", "NAME=PATH"},
     "--id": {"COLUMN", "ID"},
-    "--text": {"COLUMN,...", "TEXT"},
+    "--text": {"COLUMN,...", "TEXT", "FIELD"},  # of several columns, a text itself, where a stored one is
     "--source": {"MODEL", "SOURCE"},  # what a file of weights was made of, and where records come from
     "--to": {"URL", "NEW-URL"},
     "--log-level": {"", "LEVEL"},

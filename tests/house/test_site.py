@@ -97,8 +97,12 @@ def test_the_reference_names_nothing_that_does_not_exist():
     for name in re.findall(r"^::: (\S+)", REFERENCE, re.MULTILINE):
         module, _, attribute = name.rpartition(".")
         pytest.importorskip(name.partition(".")[0])
-        found = getattr(import_module(module), attribute, None)
-        assert found is not None or import_module(name), name
+        try:
+            found = getattr(import_module(module), attribute, None)
+        except millpond.errors.MissingExtraError:  # of a door, whose library only `make test-doors` has
+            path = (ROOT / "src").joinpath(*module.split(".")).with_suffix(".py")
+            found = f"class {attribute}(" in path.read_text(encoding="utf-8")
+        assert found or import_module(name), name
 
 
 def test_the_example_of_a_sink_is_the_one_that_the_shared_tests_check():

@@ -13,7 +13,7 @@ from millpond.audit.identify import Identification
 from millpond.audit.sequential import ShareBounds
 from millpond.ingest.sinks.raw_rows import VectorField
 
-_SHOWN_IDS = 5
+_SHOWN_IDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ class AuditReport:
         """For each fault: how many rows, its name, what it means, and some ids."""
         for fault, count in Counter(each.fault for each in self.findings).most_common():
             rows = [each for each in self.findings if each.fault == fault]
-            details = Counter(each.detail for each in rows if each.detail).most_common(2)
+            details = Counter(each.detail for each in rows if each.detail).most_common(1)
             words = FAULTS[fault] + (f": {'; '.join(detail for detail, _ in details)}" if details else "")
             ids = ", ".join(each.id for each in rows[:_SHOWN_IDS]) + (", ..." if count > _SHOWN_IDS else "")
             yield str(count), fault, words, ids

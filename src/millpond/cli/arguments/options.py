@@ -121,6 +121,8 @@ MaybeK = Annotated[
     int | None, typer.Option("--k", "-k", help="Most results of a query.", metavar="N", min=1, show_default="all")
 ]
 FORMAT = "Form of what is printed."
+SAMPLE = "Most records to embed; they are chosen at random."
+ALL = "All of them: every layout in the table of advise, every row in an audit."
 Types = Annotated[
     str | None,
     typer.Option(

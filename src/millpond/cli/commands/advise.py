@@ -70,7 +70,7 @@ class MeasureOptions:
     database: str | None = option(None, "Only what this installed database can store (default: what any can).", "NAME")
     k: options.K = 10
     keep: float = option(0.99, "Share of the full width's nDCG, or recall, that the advice keeps.", "SHARE")
-    sample: int = option(20_000, "Most records to embed; they are chosen at random.", "N", min=1)
+    sample: int = option(20_000, options.SAMPLE, "N", min=1)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class OutputOptions:
 
     report: options.Report = None
     format: Literal["table", "json"] = option("table", options.FORMAT)
-    every: bool = option(False, "All layouts in the table, not only the best trade-offs.", flags="--all")
+    every: bool = option(False, options.ALL, flags="--all")
 
 
 @grouped

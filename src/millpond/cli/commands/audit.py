@@ -30,17 +30,12 @@ class CandidateOptions:
 
     models: list[str] | None = option(
         None,
-        "Hub id or local folder of a model that may have made the vectors; several, if it may be one of them "
-        "(default: the model that the collection names).",
+        "Hub id or local folder.",
         "MODEL",
         flags="--model -m",
+        show_default="the one that the collection names",
     )
-    prompts: list[str] | None = option(
-        None,
-        "A text that may have been put before each text, beside the models' own prompts.",
-        "TEXT",
-        flags="--prompt",
-    )
+    prompts: list[str] | None = option(None, "Put this before every text.", "TEXT", flags="--prompt")
     vector: str | None = option(None, "Name of the vectors (default: the widest).", "NAME")
     text: str | None = option(
         None, "Field that holds the texts, as metadata.body (default: page_content, text, document, ...).", "FIELD"
@@ -51,7 +46,7 @@ class CandidateOptions:
 class ExtentOptions:
     """How much is looked at."""
 
-    sample: int = option(2000, "Most rows that are drawn at random and embedded again.", "N", min=1)
+    sample: int = option(2000, options.SAMPLE, "N", min=1)
     confidence: float = option(
         0.99,
         "Confidence of the share of rows that are off; the sample ends when it is reached.",
@@ -59,7 +54,7 @@ class ExtentOptions:
         min=0.5,
         max=0.9999,
     )
-    every: bool = option(False, "Embed every row again.", flags="--all")
+    every: bool = option(False, options.ALL, flags="--all")
 
 
 @grouped
@@ -79,8 +74,9 @@ def audit(
 
     The settings are pooling, prompt, cut, width, data type and form of the text; the collection may be anybody's. Every
     row is tested without a model: missing, zero and equal vectors, NaN, lengths, rounding, hashes of texts. Some rows,
-    drawn at random, are embedded again, until the share of rows that are off is known; --all embeds every row. Exit
-    code 1 if a row is off, or if none of the models fits. Nothing is written without --fix.
+    drawn at random, are embedded again, until the share of rows that are off is known. --model is repeated for each
+    model that may have made the vectors, and --prompt for each prompt beside the models' own. Exit code 1 if a row is
+    off, or if none of the models fits. Nothing is written without --fix.
     """
     from millpond.audit.audit import AuditOptions
     from millpond.audit.audit import audit as look
