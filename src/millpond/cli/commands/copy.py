@@ -56,7 +56,7 @@ def copy(
     sync: SyncOptions,
     rows_per_second: Annotated[
         float | None,
-        typer.Option(help="Most rows to read in a second.", metavar="N", show_default="no limit", min=0.001),
+        typer.Option(help="Most rows to copy or embed in a second.", metavar="N", show_default="no limit", min=0.001),
     ] = None,
     format: Annotated[Literal["table", "json"], typer.Option(help=options.FORMAT)] = "table",
 ) -> None:

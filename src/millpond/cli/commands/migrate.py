@@ -59,7 +59,7 @@ class ChangeOptions(SinkOptions):
 class CopyingOptions:
     """How rows are embedded and written."""
 
-    rows_per_second: float | None = option(None, "Embed and write at most so many rows a second.", "N", min=1e-3)
+    rows_per_second: float | None = option(None, "Most rows to copy or embed in a second.", "N", min=1e-3)
     bridge: bool = option(
         False,
         "First fit a bridge on at most 20,000 rows: until the cut-over, its questions find old vectors, too.",
