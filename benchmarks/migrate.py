@@ -143,6 +143,7 @@ def quality(judged: Judged, old: Engine, new: Any, name: str, folder: Path) -> d
         outcome = migration.run(new)
         assert outcome.phase == "live" and outcome.rows == len(ids), outcome
         found |= {"tenths": points, "new nDCG@10": judged.ndcg(head, new), "old after": judged.ndcg(head, old)}
+        found["least by the bridge"] = min(point["bridge"] for point in points)
     print({key: value for key, value in found.items() if key != "tenths"}, flush=True)
     return found
 

@@ -183,9 +183,9 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
                 f"collection {self.collection!r} was migrated to {sink.open().model} ({sink.collection!r}) since this "
                 "run began; run it again with that model: what was written before is there"
             )
-        sink._write(batch)
+        sink._write_here(batch)
 
-    def _write(self, batch: WriteBatch) -> None:
+    def _write_here(self, batch: WriteBatch) -> None:
         self._check_batch(batch)
         sizes = request_sizes(batch, self._connection.float_bytes)
         for rows in slices(sizes, max_rows=self._connection.max_rows, max_bytes=self._connection.max_bytes):
@@ -209,18 +209,18 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
             raise InvalidRequestError("delete takes either ids or filter; pass one of them")
         if isinstance(ids, str):
             raise InvalidRequestError(f"ids={ids!r} is one str; pass a list of ids")
-        return self._changed()._delete(ids, filter)
+        return self._changed()._delete_here(ids, filter)
 
-    def _delete(self, ids: Sequence[str] | None, filter: Mapping[str, object] | NativeFilter | None) -> None:
+    def _delete_here(self, ids: Sequence[str] | None, filter: Mapping[str, object] | NativeFilter | None) -> None:
         manifest = self.own()
         if ids is not None:
             own = [row_id for each in ids for row_id in self._driver.row_ids(each, manifest)]
-            return self._delete_rows([*self.chunks_from(dict.fromkeys(ids, 1)), *own])
+            return self._delete_rows_here([*self.chunks_from(dict.fromkeys(ids, 1)), *own])
         native = self._driver.condition(filter, manifest)
         if native is None or not self._driver.has_condition(native):
             raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every record")
         if (conditions := inexact(self._driver, filter)) is not None:
-            return self._delete_rows(matching(self._driver, native, conditions, manifest))
+            return self._delete_rows_here(matching(self._driver, native, conditions, manifest))
         self._change(lambda: self._driver.delete(native, manifest), "a delete by filter")
         self._change(self._driver.flush)
 
@@ -233,9 +233,9 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
         Raises:
             InvalidRequestError: The collection does not exist.
         """
-        self._changed()._delete_rows(row_ids)
+        self._changed()._delete_rows_here(row_ids)
 
-    def _delete_rows(self, row_ids: Sequence[Any]) -> None:
+    def _delete_rows_here(self, row_ids: Sequence[Any]) -> None:
         manifest = self.own()
         for part in self._parts(row_ids):
             words = f"a delete of {len(part)} {self._connection.row}s"
