@@ -82,7 +82,7 @@ def audit(sink: CollectionSink[Any], models: Models, options: AuditOptions | Non
         raw,
         vectors,
         text=options.text,
-        hashed=isinstance(sink.answering().describe().manifest, CollectionManifest),
+        hashed=isinstance(sink.describe().manifest, CollectionManifest),
         sample=max(options.sample, _FORM_ROWS),
         advance=options.advance,
     )
