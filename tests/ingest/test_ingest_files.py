@@ -221,8 +221,8 @@ def test_a_pdf_that_cannot_be_read_is_left_out_with_the_reason(tmp_path):
     assert found["scan.pdf#page=1"].text == "A"
 
 
+@pytest.mark.door
 def test_functions_of_code_are_records_with_their_names_and_lines(tmp_path):
-    pytest.importorskip("tree_sitter_python")
     source = (
         "import os\n\n\ndef long():\n"
         + "    x = 1\n" * 400
