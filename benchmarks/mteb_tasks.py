@@ -60,8 +60,8 @@ def measure(paths: list[Path], rounds: int) -> dict[str, Any]:
 def table(results: dict[str, Any]) -> str:
     """A row for each task."""
     head = (
-        f"| task | millpond, {results['dtype']} | float32 | {PEER}, float32 | float32 against it, by the clock | by "
-        "the processor |\n|---|---|---|---|---|---|"
+        f"| task | millpond, {results['dtype']} | float32 | {PEER}, float32 | float32 against it, by the clock | "
+        "by the processor |\n|---|---|---|---|---|---|"
     )
     lines = [head]
     for name, task in results["tasks"].items():
