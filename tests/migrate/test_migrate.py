@@ -24,7 +24,7 @@ from millpond.migrate.change import Change
 from millpond.migrate.migration import Migration
 from millpond.migrate.outcome import Outcome
 from millpond.migrate.plan import plan, status
-from millpond.migrate.row_copy import CopyOptions, RowCopy
+from millpond.migrate.row_copy import CopyOptions, Pass, RowCopy
 from millpond.testing.sink import fill, records
 
 sinks = pytest.importorskip("millpond_qdrant")
@@ -221,6 +221,33 @@ def test_a_write_that_lands_after_the_last_pass_is_taken_along(place: Places, mo
     rows = contents(place(), NEW)
     assert rows[point_id("late")][1] == "a late text" and rows[point_id("newer")][1] == "by the new model"
     assert point_id(deleted.id) not in rows and len(rows) == 49
+    raw.close()
+
+
+def test_passes_go_on_behind_the_seal_until_one_changes_nothing(place: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = filled(place).sibling("docs")
+    raw.prepare(OLD.spec)
+    first, second = records()[:2]
+    late = [Record(each.id, f"{each.text}, in flight when writers were held back") for each in (first, second)]
+    once = RowCopy.run
+    sealed: list[Pass] = []
+
+    def slow(self: RowCopy) -> Pass:
+        found = raw.succession()
+        if found is None or found.phase != "sealed":
+            return once(self)
+        if not sealed:
+            fill_on(raw, OLD, late[:1])
+        sealed.append(once(self))
+        if len(sealed) == 1:
+            fill_on(raw, OLD, late[1:])  # lands behind the place where the pass has been
+        return sealed[-1]
+
+    monkeypatch.setattr(RowCopy, "run", slow)
+    run(place())
+    assert [done.changed for done in sealed] == [1, 1, 0]
+    rows = contents(place(), NEW)
+    assert [rows[point_id(each.id)][1] for each in late] == [each.text for each in late]
     raw.close()
 
 

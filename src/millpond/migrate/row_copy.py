@@ -8,12 +8,14 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from millpond.errors import InvalidRequestError
+from millpond.ingest.copying.source_ids import SourceIds
 from millpond.ingest.pipeline.comparison import has_content
 from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
 from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
@@ -22,7 +24,7 @@ from millpond.ingest.pipeline.options import Splitter
 from millpond.ingest.record import Record, Rejected, point_id
 from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.protocol import StoredRow
-from millpond.ingest.sinks.stored_rows import stored_record, stored_rows
+from millpond.ingest.sinks.stored_rows import stored_record
 from millpond.ingest.sources.read import RecordReader
 from millpond.ingest.telemetry.report import IngestReport
 
@@ -151,8 +153,8 @@ class RowCopy:
             seconds=time.monotonic() - start,
         )
 
-    def take_late(self) -> int:
-        """Copy rows that the source got after the last pass listed it, and the target has not; returns how many.
+    def take_late(self) -> None:
+        """Copy rows that the source got after the last pass listed it, and the target has not.
 
         They were on their way when the collections changed places. A row that the last pass saw is left alone: somebody
         may have changed or deleted it in the target since.
@@ -160,9 +162,8 @@ class RowCopy:
         late = [row_id for row_id in self._ids() if not _has(self._known, row_id)]
         for start in range(0, len(late), _PAGE):
             part = late[start : start + _PAGE]
-            there = self._requests.send(lambda part=part: self.target.fetch(part))  # type: ignore[misc]
+            there = self._requests.send(partial(self.target.fetch, part))
             self.fill([row_id for row_id in part if row_id not in there])
-        return len(late)
 
     def fill(self, row_ids: Sequence[str]) -> None:
         """Embed and write some rows of the source, as they are there."""
@@ -201,7 +202,7 @@ class RowCopy:
                     self.sample.append(record)
                 elif (place := generator.randrange(seen)) < _SAMPLED:
                     self.sample[place] = record
-            stored = self._requests.send(lambda ids=ids: self.target.read_rows(ids))  # type: ignore[misc]
+            stored = self._requests.send(partial(self.target.read_rows, ids))
             for row_id, record in zip(ids, records, strict=True):
                 row: StoredRow | None = stored.get(row_id)
                 if row is None or not has_content(row, record):
@@ -224,25 +225,16 @@ class RowCopy:
         """Rows of the source, as records."""
         ids = iter(row_ids)
         while part := list(islice(ids, _PAGE)):
-            page = self._requests.send(lambda part=part: next(stored_rows(self.source, row_ids=part)))  # type: ignore[misc]
+            page = self._requests.send(partial(self.source.read_rows, part))
             for row_id, row in page.items():
                 yield stored_record(row_id, row)
 
     def _ids(self) -> Iterator[str]:
         """The ids of the source's rows. They are read first: a scan that lasts for hours may lose its place."""
-        packed, foreign = self._requests.send(self._listed)
-        yield from (str(uuid.UUID(bytes=bytes(packed[at : at + 16]))) for at in range(0, len(packed), 16))
-        yield from foreign
-
-    def _listed(self) -> tuple[bytearray, list[str]]:
-        """The ids of all rows of the source: those that are UUIDs, 16 bytes each, and the others."""
-        packed, foreign = bytearray(), []
-        for row_id, _ in self.source.scan():
-            try:
-                packed += uuid.UUID(row_id).bytes
-            except ValueError:
-                foreign.append(row_id)
-        return packed, foreign
+        ids = SourceIds()
+        self._requests.send(partial(ids.fill, self.source, self.options.stop))
+        for page in ids.pages(_PAGE):
+            yield from page
 
     def _cut(self, record: Record) -> Sequence[Record | Rejected]:
         if self._chunker is None:
@@ -265,7 +257,7 @@ class RowCopy:
         doomed = self._requests.send(lambda: [row_id for row_id, _ in self.target.scan() if not _has(known, row_id)])
         for start in range(0, len(doomed), _PAGE):
             part = doomed[start : start + _PAGE]
-            self._requests.send(lambda part=part: self.target.delete_rows(part))  # type: ignore[misc]
+            self._requests.send(partial(self.target.delete_rows, part))
         return len(doomed)
 
 
