@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kAhead = 2048;  // bytes ahead at which rows that are read in place are brought into the cache
 
 inline void prefetch(const uint8_t* from, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) _mm_prefetch((const char*)from + at, _MM_HINT_T0);
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 3);
 }
 
 // A block of rows times vectors of query tokens.
@@ -63,7 +63,7 @@ inline void multiply_copied(const Product& product) {
     for (int64_t w = 0; w < words; w++) {
       Ints query[N];
       for (int n = 0; n < N; n++) query[n] = load_bits(product.panels + n * product.panel + w * kLanes);
-      _mm_prefetch(ahead, _MM_HINT_T0);
+      __builtin_prefetch(ahead, 0, 3);
       ahead += step;
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++) {
@@ -172,7 +172,7 @@ inline float quantize_query(const float* from, int64_t dim) {
 }
 
 inline int32_t quantized(float number, float scale) {
-  return scale > 0.0f ? _mm_cvtss_si32(_mm_set_ss(number / scale)) : 0;
+  return scale > 0.0f ? int32_t(__builtin_rintf(number / scale)) : 0;
 }
 
 struct Int8 : Copied {

@@ -2,11 +2,10 @@
 // Called by late_interaction/kernels/exact.py, whose numpy version gives the same bits.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 #include <cstring>
 
+#include "halves.h"
 #include "kernel_table.h"
 
 namespace {
@@ -24,11 +23,9 @@ struct PackCall {
   int64_t count, dim, width;
 };
 
-inline float half_to_float(uint16_t half) { return _cvtsh_ss(half); }
-
 // The float16 scale of a row whose largest magnitude is given: rounded up if the largest number would exceed 127.
 inline uint16_t scale_of(float largest) {
-  uint16_t scale = _cvtss_sh(largest / 127.0f, _MM_FROUND_TO_NEAREST_INT);
+  uint16_t scale = float_to_half(largest / 127.0f);
   if (largest > half_to_float(scale) * 127.4f) scale++;
   return scale;
 }

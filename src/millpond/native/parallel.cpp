@@ -81,12 +81,6 @@ bool change(Worker* worker, std::int32_t from, std::int32_t to) {
   return __atomic_compare_exchange_n(&worker->doing, &from, to, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-void relax() {
-#ifdef __x86_64__
-  __builtin_ia32_pause();
-#endif
-}
-
 void* serve(void* argument) {
   auto* worker = (Worker*)argument;
   for (;;) {

@@ -9,6 +9,19 @@
 
 #define MILLPOND_HIDDEN __attribute__((visibility("hidden")))
 
+namespace {
+
+// Gives the core's other thread, or its power, a moment while this one watches a word.
+inline __attribute__((always_inline)) void relax() {
+#ifdef __aarch64__
+  __asm__ volatile("isb");  // `yield` does nothing on most cores
+#else
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
 // Calls `work(job)` in `threads` threads at once, the calling one included, or in fewer if the system has no more.
 // They share the job and take parts of it by its counter.
 MILLPOND_HIDDEN void run_threads(void (*work)(void*), void* job, std::int64_t threads);

@@ -75,9 +75,9 @@ inline void score_tiles(const ScoreCall& call, const Scratch& scratch, int64_t b
       if (slot + 1 < call.count) {
         const int64_t next = offsets[documents[slot + 1]];
         for (int64_t at = next * width; at < (next + kAhead) * width; at += 64)
-          _mm_prefetch((const char*)residuals + at, _MM_HINT_T0);
-        _mm_prefetch((const char*)(codes + next), _MM_HINT_T0);
-        _mm_prefetch((const char*)(scales + next), _MM_HINT_T0);
+          __builtin_prefetch(residuals + at, 0, 3);
+        __builtin_prefetch(codes + next, 0, 3);
+        __builtin_prefetch(scales + next, 0, 3);
       }
       if (token < stop) return;
     }
@@ -97,9 +97,9 @@ inline void score_tiles(const ScoreCall& call, const Scratch& scratch, int64_t b
     int several = 0;
     while (several < kRows && slot < end) {
       const uint8_t* from = residuals + token * width;
-      _mm_prefetch((const char*)from + kAhead * width, _MM_HINT_T0);
+      __builtin_prefetch(from + kAhead * width, 0, 3);
       similarities[several] = products_of_centroids + codes[token] * columns;
-      for (int t = 0; t < kTiles; t++) _mm_prefetch((const char*)(similarities[several] + t * kLanes), _MM_HINT_T0);
+      for (int t = 0; t < kTiles; t++) __builtin_prefetch(similarities[several] + t * kLanes, 0, 3);
       scale[several] = half_to_float(scales[token]);
       look_up<kBits>(from, width, levels, rows[several]);
       several++;
@@ -219,7 +219,7 @@ inline void encode_row(const EncodeCall& call, int64_t i, const EncodeRoom& room
   const float plain = match / steps;
   float scale = (weight * along * wanted + match) / (weight * along * along + steps);
   scale = scale > 2.0f * plain ? 2.0f * plain : scale < 0.5f * plain ? 0.5f * plain : scale;
-  call.scales[i] = _cvtss_sh(scale < 65504.0f ? scale : 65504.0f, _MM_FROUND_TO_NEAREST_INT);
+  call.scales[i] = float_to_half(scale < 65504.0f ? scale : 65504.0f);
   uint8_t* to = call.residuals + i * call.width;
   for (int64_t part = 0; part * call.width < dim; part++) {
     const int64_t first = part * call.width, some = smaller(call.width, dim - first);

@@ -10,6 +10,7 @@
 #include "adapters.h"
 #include "attention.h"
 #include "convolution.h"
+#include "denormals.h"
 #include "disentangled.h"
 #include "experts.h"
 #include "gates.h"
@@ -21,13 +22,6 @@ namespace {
 
 constexpr int64_t kWholeFeed = 64;    // rows for which all inner columns are kept
 constexpr int64_t kShared = 256;      // tokens of a call whose steps the threads share
-
-// Denormal numbers are 0 while a kernel runs: with them an instruction takes a hundred cycles.
-struct FlushDenormals {
-  unsigned before = _mm_getcsr();
-  FlushDenormals() { _mm_setcsr(before | 0x8040); }
-  ~FlushDenormals() { _mm_setcsr(before); }
-};
 
 template <class Isa>
 struct Forward {

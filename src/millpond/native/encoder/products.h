@@ -34,7 +34,7 @@ struct BlockProduct {
 };
 
 MILLPOND_INLINE void fetch(const char* ahead, int64_t lines) {
-  for (int64_t i = 0; i < lines; i++) _mm_prefetch(ahead + 64 * i, _MM_HINT_T1);
+  for (int64_t i = 0; i < lines; i++) __builtin_prefetch(ahead + 64 * i, 0, 2);
 }
 
 // float32 by fused multiplications and additions.

@@ -56,7 +56,7 @@ struct Team {
         if (__atomic_compare_exchange_n(&progress->next, &next, next + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
           return true;
       } else if (round < 1000) {
-        _mm_pause();
+        relax();
       } else {  // a member has lost its core, perhaps to this one
         __atomic_add_fetch(&progress->sleepers, 1, __ATOMIC_SEQ_CST);
         sleep_while(progress->word(), int32_t(step));
