@@ -59,7 +59,7 @@ def problems(hook, compiler, *options, folder=None):
         ]
         return subprocess.run(command, capture_output=True, text=True).stderr
 
-    sources = sorted(NATIVE.rglob("*.cpp"))
+    sources = hook.sources_of([compiler], NATIVE)
     assert len(sources) > 10
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         said = zip(sources, pool.map(compiled, sources), strict=True)

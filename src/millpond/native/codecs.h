@@ -8,6 +8,10 @@
 #include "lanes.h"
 #include "packing.h"
 
+#ifdef __aarch64__
+#include "arm_neon/words.h"
+#endif
+
 namespace {
 
 constexpr int64_t kAhead = 2048;  // bytes ahead at which rows that are read in place are brought into the cache
@@ -128,7 +132,9 @@ struct Bfloat16 : Copied {
   static constexpr int kExpansion = 2;
   // [low, high] halves of a word are the columns [2 w, 2 w + 1]: they stay in order.
   static void convert(Ints words, uint32_t* to) {
-#ifdef __AVX512F__
+#if defined(__aarch64__)
+    widen_bfloat16(words, to);
+#elif defined(__AVX512F__)
     store_bits(to, _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(words)), 16));
     store_bits(to + kLanes, _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(words, 1)), 16));
 #else
@@ -197,9 +203,22 @@ struct Int8 : Copied {
     }
     *offset = uint32_t(-128 * sum);
   }
+#elif defined(__ARM_FEATURE_DOTPROD)
+  static constexpr int kExpansion = 1;
+  static void convert(Ints words, uint32_t* to) { store_bits(to, words); }
+  static Ints add_product(Ints sum, Ints word, Ints query) { return add_dot(sum, word, query); }
+  static void pack_query(const float* from, int64_t dim, int64_t, uint32_t* to, float* scale, uint32_t*) {
+    *scale = quantize_query(from, dim);
+    for (int64_t d = 0; d < dim; d++)
+      to[d / 4 * kLanes] |= uint32_t(quantized(from[d], *scale) & 0xff) << (d % 4 * 8);
+  }
 #else
   // Products of 16-bit numbers, added in pairs: those of 8 bits would saturate.
   static constexpr int kExpansion = 2;
+#ifdef __aarch64__
+  static void convert(Ints words, uint32_t* to) { widen_int8(words, to); }
+  static Ints add_product(Ints sum, Ints word, Ints query) { return add_pairs(sum, word, query); }
+#else
   static void convert(Ints words, uint32_t* to) {
     store_bits(to, _mm256_cvtepi8_epi16(_mm256_castsi256_si128(words)));
     store_bits(to + kLanes, _mm256_cvtepi8_epi16(_mm256_extracti128_si256(words, 1)));
@@ -207,6 +226,7 @@ struct Int8 : Copied {
   static Ints add_product(Ints sum, Ints word, Ints query) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(word, query));
   }
+#endif
   static void pack_query(const float* from, int64_t dim, int64_t, uint32_t* to, float* scale, uint32_t*) {
     *scale = quantize_query(from, dim);
     for (int64_t d = 0; d < dim; d++)

@@ -1,10 +1,11 @@
 // The instruction sets, in ascending order: a processor has all before its highest one. A row here and a folder
-// x86_<name> are all that one needs: the build (hatch_build.py), library.py and the tests read this table too.
+// x86_<name> or arm_<name> are all that one needs: the build (hatch_build.py), library.py and the tests read this table too.
 //
 // ISA(name, its compiler flags beside those of the rows above, an instruction of it that shows whether compiler and
 //     assembler know it, what a processor must have and the operating system must save)
 #pragma once
 
+#if defined(__x86_64__)
 #define MILLPOND_ISAS(ISA)                                                                                             \
   /* FMA, AVX, F16C; AVX2, BMI2; xmm and ymm are saved */                                                              \
   ISA(avx2, "-mavx2 -mfma -mf16c -mbmi2", "vpmaddwd %ymm0, %ymm0, %ymm0",                                              \
@@ -16,3 +17,12 @@
   /* BF16, TILE, INT8; both tile states are saved */                                                                   \
   ISA(amx, "-mamx-tile -mamx-int8 -mamx-bf16", "tdpbssd %tmm0, %tmm1, %tmm2",                                          \
       has(features.edx, bit(22) | bit(24) | bit(25)) && has(saved, 0x600e6) && tiles_granted())
+#elif defined(__aarch64__)
+// Each -mcpu replaces the one before it.
+#define MILLPOND_ISAS(ISA)                                                                                             \
+  ISA(neon, "", "fmla v0.4s, v0.4s, v0.4s", true)                                                                      \
+  ISA(dotprod, "-mcpu=generic+dotprod", "sdot v0.4s, v0.16b, v0.16b", features.dotprod)                                \
+  ISA(bf16, "-mcpu=generic+dotprod+bf16+i8mm", "bfmmla v0.4s, v0.8h, v0.8h", features.bf16 && features.i8mm)
+#else
+#define MILLPOND_ISAS(ISA)
+#endif

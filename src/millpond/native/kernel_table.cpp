@@ -9,8 +9,13 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include "arm_neon/features.h"
+#endif
 
 namespace {
+
+#if defined(__x86_64__) && defined(__linux__)
 
 struct Registers {
   unsigned eax, ebx, ecx, edx;
@@ -50,6 +55,24 @@ int usable(int highest) {
   return level;
 }
 
+#elif defined(__aarch64__)
+
+int usable(int highest) {
+  const Features features;
+  int level = kNoIsa;
+#define ISA(name, flags, instruction, condition) \
+  if (level == k_##name - 1 && highest >= k_##name && (condition)) level = k_##name;
+  MILLPOND_ISAS(ISA)
+#undef ISA
+  return level;
+}
+
+#else
+
+int usable(int) { return kNoIsa; }
+
+#endif
+
 }  // namespace
 
 // Fills the table for this processor, with instruction sets up to `highest`; returns the highest one that was used.
@@ -70,15 +93,6 @@ extern "C" int millpond_kernel_table(KernelTable* table, int highest) {
 #undef ISA
   return used;
 }
-
-#else
-
-extern "C" int millpond_kernel_table(KernelTable* table, int) {
-  *table = {};
-  return kNoIsa;
-}
-
-#endif
 
 // Size of the table: Python's must be equal.
 extern "C" std::int64_t millpond_kernel_table_bytes(void) { return sizeof(KernelTable); }

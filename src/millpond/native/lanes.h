@@ -1,6 +1,9 @@
-// Vectors of 32-bit lanes: 16 with AVX512, 8 with AVX2. Same source, other compiler flags.
+// Vectors of 32-bit lanes: 16 with AVX512, 8 with AVX2 and NEON. Same source, other compiler flags.
 #pragma once
 
+#ifdef __aarch64__
+#include "arm_neon/lanes.h"
+#else
 #include <immintrin.h>
 
 #include <cstdint>
@@ -80,3 +83,5 @@ inline float sum_of(Floats x) {
 }
 
 }  // namespace
+
+#endif

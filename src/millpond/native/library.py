@@ -3,9 +3,10 @@
 It is built from the sources in this folder when the package is built or installed, if there is a C++ compiler. It has
 two sets of kernels:
 
-- :func:`library`: those of the encoder (attention, norms, rotary positions), for processors with AVX512-BF16.
-- :func:`kernel_table`: those of late interaction, for processors from AVX2 on. Each instruction set of :data:`ISAS` has
-  a folder of its own, and the table has the fastest function of each kernel that this processor can run.
+- :func:`library`: those of the torch backend (attention, norms, rotary positions), for processors with AVX512-BF16.
+- :func:`kernel_table`: those of the native encoder and of late interaction, for x86-64 from AVX2 on and for ARM. Each
+  instruction set of :data:`ISAS` has a folder of its own, and the table has the fastest function of each kernel that
+  this processor can run.
 
 ``MILLPOND_NATIVE=0`` switches both off. ``MILLPOND_ISA`` names the highest instruction set to use, for example
 ``avx2``: one that the processor does not have changes nothing. Both are read when the library is loaded, once in a
@@ -18,6 +19,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import platform
 import re
 from functools import cache
 from pathlib import Path
@@ -30,28 +32,46 @@ _SWITCH, _HIGHEST = "MILLPOND_NATIVE", "MILLPOND_ISA"
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 
+# The macro by which compilers say for which processors they compile: what the folders' names of those begin with.
+FAMILIES = {"__x86_64__": "x86", "__aarch64__": "arm"}
+_MACHINES = {"x86_64": "x86", "AMD64": "x86", "aarch64": "arm", "arm64": "arm"}
+
+
 class InstructionSet(NamedTuple):
     """A row of isas.h.
 
     Attributes:
-        name: That of its folder behind ``x86_``, and of ``MILLPOND_ISA``.
+        name: Of ``MILLPOND_ISA``.
+        folder: Of its sources.
         flags: The compiler's.
         instruction: One that a compiler must know.
     """
 
     name: str
+    folder: str
     flags: tuple[str, ...]
     instruction: str
 
+    @property
+    def lanes(self) -> int:
+        """Numbers of float32 in a vector of its kernels (lanes.h)."""
+        return 16 if "-mavx512f" in self.flags else 8
 
-def _read_isas() -> tuple[InstructionSet, ...]:
-    rows = re.findall(r'ISA\((\w+), "([^"]+)", "([^"]+)",', LIBRARY.with_name("isas.h").read_text(encoding="utf-8"))
+
+def instruction_sets(family: str | None) -> tuple[InstructionSet, ...]:
+    """The rows of isas.h for a family of processors, in ascending order."""
+    text = LIBRARY.with_name("isas.h").read_text(encoding="utf-8")
+    parts = re.split(r"^#(?:el)?if defined\((\w+)\)$", text, flags=re.MULTILINE)[1:]
+    body = next((rows for macro, rows in zip(parts[::2], parts[1::2], strict=True) if FAMILIES[macro] == family), "")
+    rows = re.findall(r'ISA\((\w+), "([^"]*)", "([^"]+)",', body)
     flags: tuple[str, ...] = ()
-    return tuple(InstructionSet(name, flags := (*flags, *own.split()), probe) for name, own, probe in rows)
+    return tuple(
+        InstructionSet(name, f"{family}_{name}", flags := (*flags, *own.split()), probe) for name, own, probe in rows
+    )
 
 
-# In ascending order: a processor has all before its highest one.
-INSTRUCTION_SETS = _read_isas()
+# Of this machine, in ascending order: a processor has all before its highest one.
+INSTRUCTION_SETS = instruction_sets(_MACHINES.get(platform.machine()))
 ISAS = tuple(row.name for row in INSTRUCTION_SETS)
 
 
@@ -127,7 +147,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def portable() -> ctypes.CDLL | None:
-    """The functions that every x86-64 processor runs; ``None`` if the library was not built or is switched off."""
+    """The functions that every processor runs; ``None`` if the library was not built or is switched off."""
     return None if isinstance(loaded := _load(), str) else loaded
 
 
@@ -138,7 +158,7 @@ def unavailable() -> str | None:
 
 @cache
 def kernel_table(highest: str | None = None) -> KernelTable | None:
-    """The late-interaction kernels of this processor; ``None`` as for :func:`library`, or if it has no AVX2.
+    """The kernels of this processor; ``None`` as for :func:`library`, or if it is of x86-64 and has no AVX2.
 
     Args:
         highest: An instruction set of :data:`ISAS`; those above it are not used. ``None``: that of ``MILLPOND_ISA``.
@@ -149,6 +169,11 @@ def kernel_table(highest: str | None = None) -> KernelTable | None:
 def isa(highest: str | None = None) -> str | None:
     """The highest instruction set of :func:`kernel_table`, as it is named in :data:`ISAS`; ``None`` without a table."""
     return None if isinstance(filled := _fill(highest), str) else filled[1]
+
+
+def lanes(isa: str) -> int:
+    """Numbers of float32 in a vector of an instruction set's kernels."""
+    return INSTRUCTION_SETS[ISAS.index(isa)].lanes
 
 
 def absent() -> str | None:
@@ -221,6 +246,24 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.millpond_kernel_table_bytes.restype = _int
     loaded.millpond_plan_bytes.argtypes = [_pointer]
     loaded.millpond_plan_bytes.restype = None
+    loaded.millpond_wordpiece.argtypes = [*[_pointer] * 3, *[_int] * 4, ctypes.c_int32, ctypes.c_int]
+    loaded.millpond_wordpiece.restype = _pointer
+    loaded.millpond_wordpiece_free.argtypes = [_pointer]
+    loaded.millpond_wordpiece_free.restype = None
+    loaded.millpond_wordpiece_split.argtypes = [*[_pointer] * 3, _int, _pointer, *[_int] * 2, *[_pointer] * 2]
+    loaded.millpond_wordpiece_split.restype = None
+    loaded.millpond_ward.argtypes = [*[_pointer] * 6, _int, _int, _pointer]
+    loaded.millpond_ward.restype = None
+    loaded.millpond_add_rows.argtypes = [*[_pointer] * 3, *[_int] * 2]
+    loaded.millpond_add_rows.restype = None
+    loaded.millpond_mean_rows.argtypes = [*[_pointer] * 5, *[_int] * 3]
+    loaded.millpond_mean_rows.restype = None
+    if loaded.millpond_supported():
+        _declare_torch_kernels(loaded)
+
+
+def _declare_torch_kernels(loaded: ctypes.CDLL) -> None:
+    """The signatures of the functions for the torch backend."""
     loaded.millpond_attention_call_bytes.restype = _int
     loaded.millpond_attention_workspace.argtypes = [_int, _int]
     loaded.millpond_attention_workspace.restype = _int
@@ -234,15 +277,3 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.millpond_rms_norm.restype = None
     loaded.millpond_apply_rotary.argtypes = [*[_pointer] * 4, *[_int] * 8]
     loaded.millpond_apply_rotary.restype = None
-    loaded.millpond_wordpiece.argtypes = [*[_pointer] * 3, *[_int] * 4, ctypes.c_int32, ctypes.c_int]
-    loaded.millpond_wordpiece.restype = _pointer
-    loaded.millpond_wordpiece_free.argtypes = [_pointer]
-    loaded.millpond_wordpiece_free.restype = None
-    loaded.millpond_wordpiece_split.argtypes = [*[_pointer] * 3, _int, _pointer, *[_int] * 2, *[_pointer] * 2]
-    loaded.millpond_wordpiece_split.restype = None
-    loaded.millpond_ward.argtypes = [*[_pointer] * 6, _int, _int, _pointer]
-    loaded.millpond_ward.restype = None
-    loaded.millpond_add_rows.argtypes = [*[_pointer] * 3, *[_int] * 2]
-    loaded.millpond_add_rows.restype = None
-    loaded.millpond_mean_rows.argtypes = [*[_pointer] * 5, *[_int] * 3]
-    loaded.millpond_mean_rows.restype = None

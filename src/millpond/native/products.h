@@ -1,31 +1,24 @@
 // For approximate search: vectors of 16 lanes, and products of int8 rows with 16 packed rows at a time. The same source
-// for AVX512-VNNI and AVX2.
-//
-// Packed rows ("lanes") are [tiles][groups][16 rows][4 columns] bytes: a group is 4 columns, a tile 16 rows. Columns
-// from the width on are 0. One side of a product is unsigned: int8 + 128, which the caller takes off again.
+// for AVX512-VNNI, AVX2 and NEON.
 #pragma once
 
+#ifdef __aarch64__
+#include "arm_neon/products.h"
+#else
 #include <immintrin.h>
+#endif
 
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
+#include "lane_tiles.h"
 #include "parallel.h"
 
 namespace {
 namespace approximate {
 
-using std::int32_t;
-using std::int64_t;
-using std::int8_t;
-using std::uint16_t;
-using std::uint32_t;
-using std::uint8_t;
-
-constexpr int64_t kLanes = 16, kGroup = 4, kTileGroup = kLanes * kGroup;
-
-#ifdef __AVX512VNNI__
+#if defined(__AVX512VNNI__)
 
 constexpr int kRows = 8;  // rows multiplied at a time
 
@@ -121,7 +114,7 @@ inline void look_up(const uint8_t* packed, int64_t width, const uint8_t* levels,
   }
 }
 
-#else
+#elif defined(__AVX2__)
 
 constexpr int kRows = 2;
 

@@ -5,6 +5,10 @@
 #include "kernel_table.h"
 #include "products.h"
 
+#ifdef __aarch64__
+#include "arm_neon/cells.h"
+#endif
+
 namespace {
 namespace approximate {
 
@@ -38,6 +42,7 @@ struct Cells64 {
 };
 #endif
 
+#ifdef __AVX2__
 struct Cells32 {
   static constexpr int kBytes = 32;
   __m256i v;
@@ -62,6 +67,7 @@ struct Cells16 {
     return uint32_t(_mm_cvtsi128_si64(sums) + _mm_extract_epi64(sums, 1));
   }
 };
+#endif
 
 // The largest cells of a document. `stride`: bytes from a centroid to the next.
 template <class Cells>

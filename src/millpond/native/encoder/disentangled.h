@@ -19,7 +19,9 @@ MILLPOND_INLINE Floats terms_of(const float* row, const int32_t* columns, int64_
   const int64_t within = most_of(-reach, least_of(distance, reach - kEnds + 1));
   const int32_t* at = columns + reach + within;
   const Floats numbers = load(row + *at);
-#ifdef __AVX512F__
+#if defined(__aarch64__)
+  return permuted(numbers, load_bits(at), *at);
+#elif defined(__AVX512F__)
   return _mm512_permutexvar_ps(_mm512_sub_epi32(load_bits(at), broadcast_bits(*at)), numbers);
 #else
   return _mm256_permutevar8x32_ps(numbers, _mm256_sub_epi32(load_bits(at), broadcast_bits(*at)));

@@ -91,7 +91,7 @@ void pack_value_units(const Rows& rows, int64_t count, int64_t dim, uint16_t* to
   }
 }
 
-#else
+#elif defined(__AVX2__)
 
 // Transposes 8 rows of 8 numbers.
 MILLPOND_INLINE void transpose(Floats r[8]) {

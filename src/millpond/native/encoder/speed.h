@@ -27,6 +27,10 @@ struct DotSpeed {
 };
 #endif
 
+#ifndef __aarch64__
+MILLPOND_INLINE void keep(Floats& x) { __asm__ volatile("" : "+v"(x)); }
+#endif
+
 // Times an instruction that waits for nothing: of as many sums as hide its latency.
 template <class Speed>
 std::int64_t measure(const void* argument) {
@@ -41,7 +45,7 @@ std::int64_t measure(const void* argument) {
 #pragma GCC unroll 12
     for (int i = 0; i < kSums; i++) {
       sums[i] = Speed::multiply(sums[i], x);
-      __asm__ volatile("" : "+v"(sums[i]));  // the compiler may not compute it otherwise
+      keep(sums[i]);  // the compiler may not compute it otherwise
     }
   clock_gettime(CLOCK_MONOTONIC, &ended);
   call.seconds = double(ended.tv_sec - begun.tv_sec) + 1e-9 * double(ended.tv_nsec - begun.tv_nsec);

@@ -1,13 +1,17 @@
-// Arithmetic of vectors of float32 that the encoder needs beyond lanes.h, for AVX512 and AVX2.
+// Arithmetic of vectors of float32 that the encoder needs beyond lanes.h.
 #pragma once
 
 #include "../lanes.h"
 
 #define MILLPOND_INLINE inline __attribute__((always_inline))
 
+#ifdef __aarch64__
+#include "../arm_neon/vectors.h"
+#endif
+
 namespace {
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
 
 MILLPOND_INLINE Floats zeros() { return _mm512_setzero_ps(); }
 MILLPOND_INLINE Floats sum_of(Floats x, Floats y) { return _mm512_add_ps(x, y); }
@@ -36,7 +40,7 @@ MILLPOND_INLINE Floats within(Floats x, int64_t first, int64_t last, Floats othe
   return _mm512_mask_blend_ps(lanes, other, x);
 }
 
-#else
+#elif defined(__AVX2__)
 
 MILLPOND_INLINE Floats zeros() { return _mm256_setzero_ps(); }
 MILLPOND_INLINE Floats sum_of(Floats x, Floats y) { return _mm256_add_ps(x, y); }

@@ -11,9 +11,9 @@ namespace {
 constexpr int64_t kVocabularyBytes = 768 << 10;  // of a block's states
 constexpr int64_t kMostUnits = 64;               // of the vocabulary, that a thread takes at a time
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
 MILLPOND_INLINE Floats exponent_of(Floats x) { return _mm512_getexp_ps(x); }
-#else
+#elif defined(__AVX2__)
 // Of normal positive numbers.
 MILLPOND_INLINE Floats exponent_of(Floats x) {
   const __m256i biased = _mm256_srli_epi32(_mm256_castps_si256(x), 23);
