@@ -1,4 +1,4 @@
-"""kill -9 of ``millpond watch`` while a folder changes: no row is lost, doubled or of another text."""
+"""kill -9 of ``millpond watch`` while its source changes: no row is lost, doubled or of another text."""
 
 import os
 import random
@@ -10,22 +10,24 @@ from contextlib import closing, contextmanager, suppress
 
 import numpy as np
 import pytest
+from tests.ingest.changing import Folder, Lines, Table
 from tests.ingest.postgres import running_server
-from tests.ingest.test_ingest_kills import Zygote, alive
+from tests.ingest.test_ingest_kills import Zygote, alive, computed
 from tests.tiny import write_checkpoint
 
 from millpond import Engine
-from millpond.ingest import open_sink, point_id, read
+from millpond.ingest import open_sink, point_id
 
 pytestmark = [pytest.mark.contract, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")]
 pytest.importorskip("watchfiles")
-FILES = 60
 DATABASES = {
     "qdrant": ("millpond_qdrant", "qdrant+path:{}/qdrant#docs"),
     "milvus": ("millpond_milvus", "milvus+file:{}/m.db#docs"),
     "lancedb": ("millpond_lancedb", "lancedb+path:{}/l#docs"),
     "pgvector": ("millpond_pgvector", None),
 }
+KINDS = ["folder", "lines", "table"]
+QUICK = [("lines", "qdrant"), ("table", "pgvector")]  # beside those of a folder
 
 
 @pytest.fixture(scope="module")
@@ -61,30 +63,12 @@ def url(request, tmp_path):
     return f"pgvector+{request.getfixturevalue('server').schema()}#docs"
 
 
-def text_of(chance):
-    sections = "".join(f"## S{number}\nstone {chance.random()}\n\n" for number in range(chance.randrange(1, 5)))
-    return f"# Mill\n{sections}"
-
-
-def change(folder, chance):
-    """One change of the folder, as people and programs make them."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    kind = chance.randrange(6)
-    if kind == 0 and len(files) > FILES // 2:
-        chance.choice(files).unlink()
-    elif kind == 1:
-        os.rename(path := chance.choice(files), path.with_name(f"moved{chance.getrandbits(40)}{path.suffix}"))
-    elif kind == 2:
-        new = folder / ".new"
-        new.write_text(text_of(chance))
-        os.replace(new, chance.choice(files))
-    elif kind == 3 and (inner := [path for path in folder.iterdir() if path.is_dir()]):
-        os.rename(chance.choice(inner), folder / f"dir{chance.getrandbits(40)}")
-    elif kind == 4:
-        (below := folder / f"dir{chance.getrandbits(40)}").mkdir(exist_ok=True)
-        (below / f"new{chance.randrange(1000)}.md").write_text(text_of(chance))
-    else:
-        chance.choice(files).write_text(text_of(chance))
+def made(kind, place, chance, request):
+    """A source of a kind."""
+    if kind == "table":
+        pytest.importorskip("millpond_pgvector")
+        return Table(request.getfixturevalue("server"), chance)
+    return {"folder": Folder, "lines": Lines}[kind](place, chance)
 
 
 @contextmanager
@@ -98,21 +82,14 @@ def running(zygote, argv, folder):
         raise
 
 
-def expected(folder):
-    return {record.id: record for record in read(folder)}
-
-
-def check(url, folder, engine):
-    """Every record of the folder is one row with its text, metadata and vector; there is no other row."""
-    records = expected(folder)
+def check(url, records, engine):
+    """Every record of the source is one row with its text, metadata and vector; there is no other row."""
     with closing(open_sink(url)) as sink:
-        ids = [row_id for row_id, _ in sink.scan()]
-        assert sink.count() == len(ids) == len(set(ids))
-        assert set(ids) == {point_id(each) for each in records}, (
-            "lost or left over",
-            {each for _, each in sink.scan()} ^ records.keys(),
-        )
-        rows = sink.read_rows(ids, widths=[48])
+        stored = dict(sink.scan())
+        assert sink.count() == len(stored) == sum(1 for _ in sink.scan())
+        assert set(stored.values()) == records.keys(), "lost or left over"
+        assert set(stored) == {point_id(each) for each in records}
+        rows = sink.read_rows(list(stored), widths=[48])
     texts = [record.text for record in records.values()]
     wanted = engine.embed(texts, role="document", normalize=True).embeddings
     for record, vector in zip(records.values(), wanted, strict=True):
@@ -140,47 +117,67 @@ def until_idle(port, child):
             quiet = quiet + 1 if idle and float(found["millpond_watch_passes_total"]) else 0
 
 
-def torture(zygote, model, url, tmp_path, engine, kills, seed):
-    """Kill the watcher ``kills`` times while the folder changes; then let it catch up, and look at every row."""
-    chance, folder = random.Random(seed), tmp_path / "f"
-    folder.mkdir()
-    for number in range(FILES):
-        (folder / f"a{number}.md").write_text(text_of(chance))
+def torture(zygote, model, url, source, chance, tmp_path, engine, kills):
+    """Kill the watcher ``kills`` times while the source changes; then let it catch up, and look at every row."""
     argv = [
-        "watch", str(folder), "--model", str(model), "--to", url, "--engine", "dtype=float32", "--engine", "device=cpu",
-        "--journal", str(tmp_path / "journal"), "--grace", "0.2", "--sync-max", "1",
+        "watch", source.name, *source.options, "--model", str(model), "--to", url, "--engine", "dtype=float32",
+        "--engine", "device=cpu", "--journal", str(tmp_path / "journal"), "--cache", str(tmp_path / "cache"),
+        "--grace", "0.2", "--sync-max", "1",
     ]  # fmt: skip
-    for _ in range(kills):
+    while_writing = 0
+    for number in range(kills):
+        before = sum(computed(tmp_path))
+        # Every other kill follows the first rows that are computed, or some of the next ones; the others come anytime.
+        wanted = before + chance.choice([1, 1, 10, 50]) if number % 2 else None
         with running(zygote, argv, tmp_path) as child:
-            end = time.monotonic() + chance.random() ** 2 * 4
+            end = time.monotonic() + (30 if wanted else chance.random() ** 2 * 4)
             while time.monotonic() < end and alive(child):
                 for _ in range(chance.randrange(4)):
-                    change(folder, chance)
-                time.sleep(chance.random() * 0.2)
+                    source.change()
+                if wanted and sum(computed(tmp_path)) >= wanted:
+                    time.sleep(chance.random() * 0.05)  # rows are written, the journal, deletions
+                    break
+                time.sleep(chance.random() * (0.02 if wanted else 0.2))
             if alive(child):
                 os.kill(child, signal.SIGKILL)
             status = zygote.wait()
-            assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (tmp_path / "err").read_text()[
-                -3000:
-            ]
+            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+            assert killed, (tmp_path / "err").read_text()[-3000:]
+        while_writing += sum(computed(tmp_path)) > before
+    assert while_writing >= kills // 2
     # The last one follows the last changes, and ends by a signal.
     port = free_port()
     with running(zygote, [*argv, "--metrics", f"127.0.0.1:{port}"], tmp_path) as child:
         until_idle(port, child)
         for _ in range(5):
-            change(folder, chance)
+            source.change()
+        source.settle()
         until_idle(port, child)
         os.kill(child, signal.SIGTERM)
         status = zygote.wait()
     assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 143, (tmp_path / "err").read_text()[-3000:]
-    check(url, folder, engine)
+    records = source.records()
+    check(url, records, engine)
+    print(f"{kills} kills, {while_writing} of them after rows were computed; {len(records)} rows, all right")
 
 
-def test_two_kills_lose_and_double_nothing(zygote, model, url, tmp_path, engine):
-    torture(zygote, model, url, tmp_path, engine, 2, 1)
+@pytest.mark.parametrize(
+    ("kind", "url"),
+    [
+        pytest.param(kind, name, marks=() if kind == "folder" or (kind, name) in QUICK else pytest.mark.slow)
+        for name in sorted(DATABASES)
+        for kind in KINDS
+    ],
+    indirect=["url"],
+)
+def test_two_kills_lose_and_double_nothing(zygote, model, url, tmp_path, engine, kind, request):
+    chance = random.Random(1)
+    torture(zygote, model, url, made(kind, tmp_path, chance, request), chance, tmp_path, engine, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_fifty_kills_lose_and_double_nothing(zygote, model, url, tmp_path, engine):
-    torture(zygote, model, url, tmp_path, engine, 50, 2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_fifty_kills_lose_and_double_nothing(zygote, model, url, tmp_path, engine, kind, request):
+    chance = random.Random(2)
+    torture(zygote, model, url, made(kind, tmp_path, chance, request), chance, tmp_path, engine, 50)
