@@ -1,11 +1,13 @@
 """Ingestion: how busy the engine is, what resuming costs, and rows per second from the cache and into each database.
 
-    python benchmarks/ingest.py [--smoke] [--rows 2000] [--resumed 200000] [--stored 5000]
+    python benchmarks/ingest.py [--smoke] [--rows 2000] [--resumed 200000] [--stored 5000] [--searched 5700]
 
 The model is all-MiniLM-L6-v2. Busy is the share of the time between the first and the last forward in which one runs:
 in the rest the engine waits for the source, the cache or the database. Resuming: half of ``--resumed`` rows of at most
 8 tokens are written with a journal, and the run that passes over them is timed against that. From the cache: all rows
-are in the engine's cache. The CPU time of the process is given beside the wall time, since it hardly depends on what
+are in the engine's cache. Searched: the time of a question whose vector is in the cache, in each database of this
+process filled as ``millpond demo`` fills it, at 128 and 384 dimensions; right after the run, and opened again. The CPU
+time of the process is given beside the wall time, since it hardly depends on what
 else the machine does.
 """
 
@@ -17,7 +19,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -167,6 +169,41 @@ def stored(model: Path, folder: Path, rows: int) -> dict[str, Any]:
     return results
 
 
+def searched(model: Path, folder: Path, rows: int) -> dict[str, Any]:
+    """Milliseconds of a question in each database, by its default and in two stages."""
+    results: dict[str, Any] = {}
+    questions = [record.text for record in short(32)]
+    with Engine(model, cache=folder / "searched.cache", hf_overrides={"is_matryoshka": True}) as engine:
+        engine.embed(questions, role="query")
+        for name, url in DATABASES.items():
+            for state in ("filled", "opened again"):
+                with closing(open_sink(url.format(folder / "searched"), dimensions=[128, 384])) as sink:
+                    if state == "filled":
+                        run(short(rows), engine, sink)
+                    first = _milliseconds(sink, engine, questions[:1])
+                    results[f"{name}, {state}"] = {
+                        "first": first[0],
+                        **_spread("", _milliseconds(sink, engine, questions)),
+                        **_spread("coarse_to_fine ", _milliseconds(sink, engine, questions, coarse_to_fine=True)),
+                    }
+    return results
+
+
+def _milliseconds(sink: Any, engine: Engine, questions: Sequence[str], **options: Any) -> list[float]:
+    times = []
+    for question in questions:
+        start = time.perf_counter()
+        if len(sink.search(engine, question, k=30, **options)) != 30:
+            raise SystemExit(f"{question!r} has fewer than 30 hits")
+        times.append(round(1000 * (time.perf_counter() - start), 2))
+    return times
+
+
+def _spread(name: str, times: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    return {f"{name}{at}": ordered[int(share * (len(ordered) - 1))] for at, share in (("p50", 0.5), ("p90", 0.9))}
+
+
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -175,12 +212,17 @@ def main() -> None:
     parser.add_argument("--resumed", type=int, default=200_000, help="short rows, of which half is done")
     parser.add_argument("--cached", type=int, default=100_000, help="short rows that come from the cache")
     parser.add_argument("--stored", type=int, default=5_000, help="short rows for each database")
+    parser.add_argument("--searched", type=int, default=5_700, help="short rows of each database that is searched")
     parser.add_argument("--only", help="measure only these, separated by commas; not recorded", metavar="NAME,...")
     options = parser.parse_args()
     if options.smoke:
         options.rows, options.resumed, options.cached, options.stored = 40, 400, 400, 200
+        options.searched = 400
     logging.getLogger("millpond").setLevel(logging.ERROR)
-    parts = {"busy": options.rows, "resumed": options.resumed, "cached": options.cached, "stored": options.stored}
+    parts = {
+        name: getattr(options, "rows" if name == "busy" else name)
+        for name in ("busy", "resumed", "cached", "stored", "searched")
+    }
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

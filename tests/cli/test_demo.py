@@ -68,7 +68,7 @@ def test_the_ten_questions_are_answered_and_a_second_run_embeds_nothing(demo: Ca
         assert notes[name] == f"{PASSAGES} rows, 128 and 384 wide: 0 embedded, {PASSAGES} from the cache"
     assert {"read the docs", "load the model", "search Qdrant", "search Milvus Lite", "rerank"} <= set(notes)
     assert float(re.search(r"agreement +([\d.]+)%", first)[1]) >= 99  # type: ignore[index]
-    assert "was not trained for Matryoshka. The cut to 128 is forced" in " ".join(first.split())
+    assert "so they search at 384 alone; a server finds candidates at 128 first" in " ".join(first.split())
     assert "\x1b" not in first and max(map(len, first.splitlines())) <= 2 * WIDTH
     second = demo("--short", "--state", state)
     assert stages(second)["embed"].startswith(f"0 passages embedded, {PASSAGES} from the cache (")

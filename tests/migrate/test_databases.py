@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -188,62 +190,78 @@ def let_go(url: str) -> None:
         servers.release_server(os.path.realpath(url.partition(":")[2].rpartition("#")[0]))
 
 
-def kill(url: str, opened: Open, times: int) -> None:
-    """Start a migration again and again, and kill it at a random moment, while rows are written; then let it end."""
+# When a migration is killed: the line that it prints then, and how often. Most kills come while rows are written.
+MOMENTS = {"write": 5, "begin": 1, "verify": 1, "noted sealed": 1, "noting live": 1, "noted live": 1}
+
+
+def run_until(url: str, moment: str, chance: random.Random) -> bool:
+    """Run a migration to a moment or a little later, and kill it; ``False``: it has ended before."""
+    command = [sys.executable, str(KILLED), url, chance.choice(["1000", "100000"])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        left = chance.randrange(2, 16) if moment == "write" else 1
+        for line in process.stdout:
+            left -= line.strip() == moment
+            if not left:
+                time.sleep(chance.random() * 0.05 if moment in ("write", "begin") else chance.random() * 0.02)
+                os.kill(process.pid, signal.SIGKILL)
+                break
+        errors = process.stderr.read()
+    assert process.returncode in (0, -signal.SIGKILL), errors
+    return process.returncode != 0
+
+
+def kill(url: str, opened: Open, moments: list[str]) -> None:
+    """Start a migration again and again, and kill it at these moments, while rows are written; then let it end."""
     rows = {f"r{n}": f"{record.text} {n}" for n, record in enumerate(records() * 25)}
-    sink = opened()
-    write(sink, [Record(name, text) for name, text in rows.items()])
-    sink.close()
+    with closing(opened()) as sink:
+        write(sink, [Record(name, text) for name, text in rows.items()])
     let_go(url)
-    generator, phases = random.Random(times), set()
-    duration = 2.0
-    for number in range(times):
-        command = [sys.executable, str(KILLED), url, "60" if number % 3 == 0 else "2000"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        process.stdout.readline()  # it is about to begin
-        start = time.monotonic()
-        try:
-            process.wait(generator.uniform(0, duration))
-        except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)
-        _, errors = process.communicate()
-        assert process.returncode in (0, -signal.SIGKILL), errors
-        head = opened()
-        found = status(head)
-        phases.add(found.phase)
-        serving = OLD if found.serving == "docs" else NEW
-        assert len(head.search(serving, QUESTION, k=5)) == 5
-        if process.returncode == 0:  # it has cut over: go back, and begin again
-            duration = max(0.3, time.monotonic() - start)
-            Migration(head).rollback(OLD)  # type: ignore[arg-type]
-            Migration(head).finish()
-        else:
-            name = f"w{number}"
-            text = rows[name] = f"written between the kills {number}"
-            changed = rows[f"r{number}"] = f"changed between the kills {number}"
+    chance, found_in, partly = random.Random(len(moments)), Counter[str](), 0
+    for number, moment in enumerate(moments):
+        while not run_until(url, moment, chance):  # it has cut over: go back, and begin again
+            with closing(opened()) as head:
+                Migration(head).rollback(OLD)  # type: ignore[arg-type]
+                Migration(head).finish()
+            let_go(url)
+        with closing(opened()) as head:
+            found = status(head)
+            found_in[found.phase or "none"] += 1
+            there = found.other_rows if found.phase in ("filling", "rolled back") else None
+            partly += there is not None and 0 < there < len(rows)
+            serving = OLD if found.serving == "docs" else NEW
+            assert len(head.search(serving, QUESTION, k=5)) == 5
+            names = f"w{number}", f"r{number}"
+            rows |= {name: f"{name} written between the kills" for name in names}
+            changes = [Record(name, rows[name]) for name in names]
             if found.phase == "live":
-                write(head, [Record(name, text), Record(f"r{number}", changed)], NEW)
+                write(head, changes, NEW)
                 Migration(head).rollback(OLD)  # type: ignore[arg-type]
             else:
                 if found.phase == "sealed":
                     Migration(head).rollback(None)  # nobody waits for the dead one
-                write(head, [Record(name, text), Record(f"r{number}", changed)])
-        head.close()
+                write(head, changes)
+            if status(head).phase == "rolled back" and chance.random() < 0.8:
+                Migration(head).finish()  # the next one fills it from the start; else it goes on with what is there
         let_go(url)
     command = [sys.executable, str(KILLED), url, "100000"]
     assert subprocess.run(command, capture_output=True, text=True).returncode == 0
     stored = contents(opened(), NEW)
     assert sorted(record_id for record_id, _, _ in stored.values()) == sorted(rows)
     assert {record_id: text for record_id, text, _ in stored.values()} == rows
-    print(json.dumps({"kills": times, "phases": sorted(map(str, phases))}))
+    print(json.dumps({"kills": len(moments), "new collection filled in part": partly, "found": found_in}))
+    # Each database is seen in each phase, and most kills come between the first row and the last.
+    assert partly >= 0.4 * moments.count("write")
+    assert found_in["live"] >= moments.count("noted live") and found_in["sealed"] >= moments.count("noted sealed")
 
 
-def test_two_kills(url: str, opened: Open) -> None:
-    kill(url, opened, 2)
+def test_kills_while_it_fills_and_cuts_over(url: str, opened: Open) -> None:
+    kill(url, opened, ["write", "noted sealed", "noted live"])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_fifty_kills(url: str, opened: Open) -> None:
-    kill(url, opened, 50)
+    moments = [moment for moment, times in MOMENTS.items() for _ in range(times)] * 5
+    random.Random(0).shuffle(moments)
+    kill(url, opened, moments)

@@ -35,7 +35,8 @@ def _check_sink(value: object) -> object:
 class MillpondSinkRetriever(LangChainSource, BaseRetriever):
     """Retrieves the records of a collection in one search of its database, coarse to fine or hybrid.
 
-    With several Matryoshka widths, the smallest one finds candidates and the largest scores them. A document's ``id``
+    With several Matryoshka widths, the smallest one finds candidates and the largest scores them, unless the database
+    compares every row in this process. A document's ``id``
     is the record's, and its metadata is a copy of what was stored, with ``relevance_score`` added: the cosine at the
     largest width, or of a hybrid search the fused score. ``k`` and ``filter`` can also be passed to ``invoke``.
 
@@ -45,7 +46,8 @@ class MillpondSinkRetriever(LangChainSource, BaseRetriever):
         sink: A ``QdrantSink``, ``MilvusSink`` or any other of ``open_sink(url)``. Never serialized.
         model: The model that filled the collection: hub id or local folder; also accepted as ``model_name``.
         k: How many documents to return.
-        coarse_to_fine: Search in two stages, if the collection has several widths.
+        coarse_to_fine: Search a collection of several widths in two stages, or by the largest alone; by default as its
+            sink does.
         candidates: How many documents the first stage selects, ``max(100, 10 * k)`` by default.
         filter: For each metadata key a value, a list of which one must match, or a range like ``{"gte": 2020}``; or the
             database's own filter.
@@ -61,7 +63,7 @@ class MillpondSinkRetriever(LangChainSource, BaseRetriever):
 
     sink: Annotated[Sink, BeforeValidator(_check_sink)] = Field(exclude=True, repr=False)
     k: int = Field(default=4, gt=0, strict=True)
-    coarse_to_fine: bool = True
+    coarse_to_fine: bool | None = None
     candidates: int | None = Field(default=None, gt=0, strict=True)
     filter: Any = None
     hybrid: bool = False

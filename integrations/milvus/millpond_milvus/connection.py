@@ -85,6 +85,11 @@ class MilvusConnection(Connection):
             return nullcontext()
         return self.file.change(self.collection, count=self.count, harmless=self._harmless)
 
+    def seal(self) -> None:
+        """Before a search: let Milvus Lite write to a file what it holds in memory, if that is much."""
+        if self.file is not None:
+            self.file.seal(self.collection)
+
     def creating(self) -> AbstractContextManager[object]:
         """Held while Milvus Lite creates or prepares a collection, which it takes from one thread only."""
         return nullcontext() if is_url(self.where, URL_SCHEMES) else lite_lock
@@ -136,7 +141,8 @@ class MilvusConnection(Connection):
         end, wait = time.monotonic() + _PATIENCE * (self.timeout or 0), _FIRST_WAIT
         while True:
             try:
-                return call()
+                with nullcontext() if self.file is None else self.file.reading():
+                    return call()
             except MilvusException as error:
                 if self.embedded or not is_starting(error) or time.monotonic() + wait > end:
                     raise

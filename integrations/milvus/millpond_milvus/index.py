@@ -241,6 +241,7 @@ class MilvusIndexDriver(IndexDriver):
 
     def query(self, queries: Sequence[IndexQuery], manifest: IndexManifest) -> list[list[Found]]:
         """The best documents of each query."""
+        self.connection.seal()
         first = queries[0]  # all of a call have the same filter, ids and number of candidates
         expression = to_expression(first.conditions, _PLAIN)
         points = first.points

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,10 @@ from pymilvus.exceptions import ConnectionConfigException
 from millpond.errors import InvalidRequestError, MissingExtraError, SinkError
 
 logger = logging.getLogger(__name__)
+
+# Rows in Milvus Lite's memory from which on they are sealed before a search, which copies them one by one in Python, at
+# some 30 us each. Writing them to a file costs some 10 ms, and 100 us each.
+_MANY = 256
 
 lite_lock = threading.RLock()
 """Held while a file of Milvus Lite is opened and a collection of it created, which Lite takes from one thread only."""
@@ -37,6 +41,9 @@ class LiteFile:
         self.acknowledged: dict[str, int] = {}  # rows of collections that a failure may have cost, counted right after
         self.warned: set[str] = set()  # collections of which was said that they are too large
         self._writing = threading.RLock()
+        self._hidden: set[str] = set()  # collections of which Lite's memory was neither kept nor written to a file
+        self._turn = threading.Condition()  # of what follows
+        self._readers, self._sealing = 0, False
 
     @contextmanager
     def change(
@@ -60,6 +67,62 @@ class LiteFile:
                     with suppress(Exception):
                         self.acknowledged[collection] = count()
                 raise
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around a request that reads: rows that are being sealed are for a moment neither in memory nor in a file."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._sealing)
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._readers -= 1
+                self._turn.notify_all()
+
+    def seal(self, collection: str) -> None:
+        """Write what Lite holds of a collection in memory to a file, if it is much: every search would copy it.
+
+        Whoever wrote it: another client, or an earlier process whose log was read when the file was opened.
+
+        Raises:
+            SinkError: It cannot be written, now or before: then no search would find these rows.
+        """
+        if self._in_memory(collection) >= _MANY:
+            with self._writing, self._alone():
+                stored = _collection(self.path, collection)
+                if stored is not None and self.failure is None and self._in_memory(collection) >= _MANY:
+                    try:
+                        stored.flush()
+                    except Exception as error:
+                        self.failure = str(error) or repr(error)
+                        self._hidden.add(collection)
+        if collection in self._hidden:
+            raise SinkError(
+                f"Milvus Lite at {self.path} could not write rows of collection {collection!r} from its memory to a "
+                f"file ({self.failure}), and finds them no more until it is opened again; give it room, close every "
+                "sink and index of the file, and open them again"
+            )
+
+    def _in_memory(self, collection: str) -> int:
+        """How many rows Lite holds in memory; 0 if this version does not say."""
+        memory = getattr(_collection(self.path, collection), "_memtable", None)
+        return 0 if memory is None else int(memory.size())
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While nothing is read."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._sealing)
+            self._sealing = True
+            self._turn.wait_for(lambda: not self._readers)
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._sealing = False
+                self._turn.notify_all()
 
     def verify(self, collection: str, count: Callable[[], int]) -> None:
         """Raise SinkError, once, if a collection has fewer rows than were acknowledged before the file was reopened."""
@@ -117,13 +180,27 @@ def own_connection() -> dict[str, str]:
 def file_of(client: MilvusClient) -> LiteFile:
     """The file that a client of Milvus Lite uses, which somebody else opened."""
     with suppress(Exception):
-        from milvus_lite.server_manager import server_manager_instance as servers
-
         port = int(client._get_connection().server_address.rpartition(":")[2])
-        for path, (_, _, served) in servers._servers.items():
+        for path, (_, _, served) in _servers().items():
             if served == port:
                 return _files.setdefault(os.path.realpath(path), LiteFile(os.path.realpath(path)))
     return LiteFile("the client passed in")
+
+
+def _servers() -> Mapping[str, Any]:
+    """What Milvus Lite serves in this process: of each path a gRPC server, the database and its port."""
+    from milvus_lite.server_manager import server_manager_instance as servers
+
+    return dict(servers._servers)
+
+
+def _collection(path: str, name: str) -> Any:
+    """Milvus Lite's own object of a collection; ``None`` if it is not served here, or by another version's means."""
+    with suppress(Exception):
+        served = _servers()
+        _, database, _ = served.get(path) or next(each for key, each in served.items() if os.path.realpath(key) == path)
+        return database.get_collection(name)
+    return None
 
 
 @contextmanager

@@ -127,6 +127,11 @@ class MilvusDriver(CollectionDriver[str]):
         self._layout.options.check_write(self._read_options(), collection=self._name)
         self.connection.request("indexing the collection", lambda: self._index(manifest))
 
+    @property
+    def exhaustive(self) -> bool:
+        """Milvus Lite compares every row, and looks for candidates among their keys besides."""
+        return self.connection.embedded
+
     def load(self) -> None:
         """Make the collection ready to be read."""
         self.connection.load()
@@ -169,7 +174,8 @@ class MilvusDriver(CollectionDriver[str]):
         return self._read_options().datatype
 
     def query(self, plan: SearchPlan, condition: str | None, manifest: CollectionManifest) -> list[Hit]:
-        """The hits of a search, in two requests."""
+        """The hits of a search, in one request for each stage."""
+        self.connection.seal()
         schema = SCHEMAS[manifest.fields]
         within = condition
         if plan.coarse is not None:
@@ -234,6 +240,7 @@ class MilvusDriver(CollectionDriver[str]):
         properties = {MANIFEST_KEY: json.dumps(manifest.to_dict())}
         with self.connection.changing():
             self.connection.call("alter_collection_properties", self._name, properties=properties)
+        self.connection.seal()  # a run stores it after its last write: then no search waits for that
 
     def drop(self) -> None:
         """Delete the collection."""

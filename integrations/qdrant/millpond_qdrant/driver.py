@@ -107,6 +107,11 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         """Store points."""
         self.connection.upsert(self._points(batch))
 
+    @property
+    def exhaustive(self) -> bool:
+        """Local mode has no index, and looks for candidates among the ids of all points, one by one in Python."""
+        return self.connection.local
+
     def flush(self) -> None:
         """Make acknowledged changes durable."""
         self.connection.flush()

@@ -64,7 +64,7 @@ def test_a_coarse_to_fine_search_has_the_hits_of_local_mode(engine: Engine, clie
         ingest(RECORDS, engine=engine, sink=sink, show_progress=False)
     differing = 0
     for question in QUESTIONS:
-        real, local = (sink.search(engine, question, k=8, candidates=15) for sink in sinks)
+        real, local = (sink.search(engine, question, k=8, candidates=15, coarse_to_fine=True) for sink in sinks)
         assert [hit.score for hit in real] == pytest.approx([hit.score for hit in local], abs=1e-5)
         assert {hit.id for hit in real[:7]} <= {hit.id for hit in local}  # of equal scores the last may be another
         straight = sinks[0].search(engine, question, k=8, coarse_to_fine=False)

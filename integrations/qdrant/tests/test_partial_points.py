@@ -117,9 +117,9 @@ def test_the_candidates_that_lack_the_largest_width_take_nobodys_place(engine: E
     ingest(records, engine=engine, sink=sink, show_progress=False)
     short = engine.embed([QUESTION], role="query", dimensions=16, normalize=True).embeddings[0]
     put(client, [(f"short {n}", {16: short}, {}) for n in range(20)])  # all nearer than any record
-    hits = sink.search(engine, QUESTION, k=32, candidates=100)
+    hits = sink.search(engine, QUESTION, k=32, candidates=100, coarse_to_fine=True)
     assert len(hits) == 32 and next(hit.id for hit in hits if not hit.text.startswith("short")) == "doc-4"
-    hits = sink.search(engine, QUESTION, k=12, candidates=12, filter={"lang": "en"})
+    hits = sink.search(engine, QUESTION, k=12, candidates=12, coarse_to_fine=True, filter={"lang": "en"})
     assert {hit.id for hit in hits} == {record.id for record in records}
 
 
@@ -134,12 +134,12 @@ def test_nothing_else_is_asked_for_where_every_point_is_whole(
     monkeypatch.setattr(
         client, "query_points", lambda *a, **options: stages.append(len(options["prefetch"])) or query(*a, **options)
     )
-    sink.search(engine, QUESTION)
+    sink.search(engine, QUESTION, coarse_to_fine=True)
     put(client, [("whole", {16: np.ones(16, np.float32), 384: np.ones(384, np.float32)}, {})])
-    sink.search(engine, QUESTION)
+    sink.search(engine, QUESTION, coarse_to_fine=True)
     put(client, [("stray", {384: np.ones(384, np.float32)}, {})])
-    sink.delete([hit.id for hit in sink.search(engine, QUESTION, k=14) if hit.text == "stray"])
-    sink.search(engine, QUESTION)
+    sink.delete([hit.id for hit in sink.search(engine, QUESTION, k=14, coarse_to_fine=True) if hit.text == "stray"])
+    sink.search(engine, QUESTION, coarse_to_fine=True)
     assert (stages, sink.count()) == ([1, 1, 2, 1], 13)
 
 

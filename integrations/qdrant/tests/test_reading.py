@@ -247,6 +247,7 @@ def test_a_hybrid_search_is_the_fusion_of_two_rankings(
             engine,
             question,
             k=4,
+            coarse_to_fine=True,
             candidates=candidates,
             filter=condition,
             hybrid=True,

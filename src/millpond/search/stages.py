@@ -32,7 +32,7 @@ class StagePlan:
     k: int = 10  # most records
     threshold: float | None = None  # least score of a record
     per_record: bool = False  # a record of several chunks once, by its best chunk
-    coarse_to_fine: bool = True  # candidates by the smallest width, scored by the largest
+    coarse_to_fine: bool | None = None  # candidates by the smallest width, scored by the largest; `None`: as the sink
     hybrid: bool | None = None  # fused with the ranking of sparse vectors; `None`: if the collection has them
     rerank: str | None = None  # the model of a second stage, or SELF
     candidates: int | None = None  # results that the stage before the last keeps

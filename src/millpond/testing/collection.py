@@ -136,11 +136,13 @@ class CollectionSinkContract(SinkContract):
         for question in QUESTIONS:
             coarse, full = (self.cosines(engine, question, width, records()) for width in (16, 384))
             candidates = best(coarse, 6)
-            hits = sink.search(engine, question, k=4, candidates=6)
+            hits = sink.search(engine, question, k=4, candidates=6, coarse_to_fine=True)
             assert [hit.id for hit in hits] == [id for id in best(full, 48) if id in candidates][:4]
             assert [hit.score for hit in hits] == pytest.approx([full[hit.id] for hit in hits], abs=self.score_error)
             straight = sink.search(engine, question, k=4, coarse_to_fine=False)
             assert [hit.id for hit in straight] == best(full, 4)
+            chosen = sink.search(engine, question, k=4, candidates=6)
+            assert [hit.id for hit in chosen] == [hit.id for hit in (straight if sink.exhaustive else hits)]
             parted += [hit.id for hit in hits] != [hit.id for hit in straight]
         assert parted  # sixteen dimensions miss some hits
         sink.close()

@@ -34,8 +34,8 @@ def demo(
     """Search the documentation of this Python's standard library, in two databases.
 
     The docstrings of the installed library are embedded with all-MiniLM-L6-v2 and written to Qdrant and Milvus Lite,
-    both inside this process. Each question is searched at 128 dimensions and rescored at 384; MaxSim over token states
-    then reranks the hits. A second run takes all vectors from the cache.
+    both inside this process. Each question is searched at 384 dimensions; MaxSim over token states then reranks the
+    hits. A second run takes all vectors from the cache.
     """
     if ask is not None and not ask.strip():
         raise typer.BadParameter("the question is empty", param_hint="--ask")

@@ -27,10 +27,11 @@ ANSWERS = 3  # shown for each question
 WIDTH = 100
 
 _METHOD = (
-    f"Both databases find the passages nearest to a question at {COARSE} dimensions and rescore them at {FULL}; then "
-    f"MaxSim over token states reranks the best {CANDIDATES}. Beside each name: its MaxSim and its rank in the search. "
-    f"{MODEL} was not trained for Matryoshka. The cut to {COARSE} is forced here and costs some quality; where that "
-    "matters, use a model trained for it."
+    f"Both databases hold each passage at {COARSE} and {FULL} dimensions. Inside this process they compare a question "
+    f"with every passage, so they search at {FULL} alone; a server finds candidates at {COARSE} first. Then MaxSim "
+    f"over token states reranks the best {CANDIDATES}. Beside each name: its MaxSim and its rank in the search. "
+    f"{MODEL} was not trained for Matryoshka, so a search at {COARSE} would cost some quality; there, use a model "
+    "trained for it."
 )
 
 

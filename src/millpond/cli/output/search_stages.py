@@ -28,9 +28,10 @@ class StageOptions(StagePlan):
     k: options.K = 10
     threshold: float | None = option(None, "Print records of at least this score.", "SCORE")
     per_record: bool = option(False, "Print a record of several chunks once, by its best chunk.", flags="--per-record")
-    coarse_to_fine: bool = option(
-        True,
-        "Find candidates by the smallest width and score them by the largest, or search that one alone.",
+    coarse_to_fine: bool | None = option(
+        None,
+        "Find candidates by the smallest width and score them by the largest, or search that one alone (default: the "
+        "former, but for Qdrant's local mode and Milvus Lite, which compare every row).",
         flags="--coarse-to-fine/--no-coarse-to-fine",
     )
     hybrid: bool | None = option(
@@ -72,7 +73,9 @@ def title_of(stages: SearchStages) -> str:
     """What ranks the hits, for people."""
     manifest = stages.sink.open()
     widths = stages.sink.dimensions or manifest.dimensions
-    shown = f"{widths[0]}, then {widths[-1]}" if stages.plan.coarse_to_fine and len(widths) > 1 else str(widths[-1])
+    asked = stages.plan.coarse_to_fine
+    staged = len(widths) > 1 and (not stages.sink.exhaustive if asked is None else asked)
+    shown = f"{widths[0]}, then {widths[-1]}" if staged else str(widths[-1])
     title = f"by {'the fused ranks of sparse vectors and ' if stages.hybrid else ''}cosine at {shown}"
     spec = stages.engine.spec
     title += f" ({manifest.model if spec.fingerprint == manifest.fingerprint else stored_name(spec)})"

@@ -248,7 +248,7 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
         question: str,
         *,
         k: int = 10,
-        coarse_to_fine: bool = True,
+        coarse_to_fine: bool | None = None,
         candidates: int | None = None,
         filter: Mapping[str, object] | NativeFilter | None = None,
         hybrid: bool = False,
@@ -260,8 +260,9 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
             engine: The engine that filled the collection; it embeds the question with the role ``query``.
             question: One question.
             k: Most hits to return; fewer if fewer records match.
-            coarse_to_fine: Find candidates by the smallest width and score them by the largest; ``False`` searches the
-                largest width alone.
+            coarse_to_fine: Find candidates by the smallest width and score them by the largest, or (``False``) search
+                the largest width alone; by default the former, unless the database compares every row in this process
+                (:attr:`exhaustive`), where the latter is faster.
             candidates: How many candidates, ``max(100, 10 * k)`` by default.
             filter: A dict that has for each metadata key a value, a list of which one must match, or a range like
                 ``{"gte": 2020, "lt": 2024}``; or the database's own filter.
@@ -312,7 +313,7 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
         route: Route[CollectionSink[Any]],
         k: int,
         *,
-        coarse_to_fine: bool,
+        coarse_to_fine: bool | None,
         candidates: int | None,
         filter: Mapping[str, object] | NativeFilter | None,
         hybrid: bool,
@@ -333,7 +334,7 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
             question,
             widths=manifest.widths_to_search(asked, collection=self.collection),
             k=k,
-            coarse_to_fine=coarse_to_fine,
+            coarse_to_fine=not driver.exhaustive if coarse_to_fine is None else coarse_to_fine,
             candidates=candidates,
             sparse_engine=sparse,
             hybrid=hybrid,

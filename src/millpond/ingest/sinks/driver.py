@@ -251,6 +251,14 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
     def flush(self) -> None:
         """Make acknowledged changes durable, once after the requests of a write or delete."""
 
+    @property
+    def exhaustive(self) -> bool:
+        """Whether a search compares every row in this process: then stages cost more than one search by the full width.
+
+        It is how a search goes that is not told; ``False`` unless a driver says otherwise.
+        """
+        return False
+
     def check(self, record: Record, widths: Sequence[int]) -> None:
         """Raise InvalidRequestError for a record that no request could carry.
 

@@ -120,6 +120,11 @@ class CollectionReader(Generic[NativeFilter]):
         return manifest is not None and (manifest.sparse is not None or self.serving()._driver.ranks_texts())
 
     @property
+    def exhaustive(self) -> bool:
+        """Whether a search compares every row in this process, and so goes by the largest width alone, unless told."""
+        return self._driver.exhaustive
+
+    @property
     def ranks_texts(self) -> bool:
         """Whether the database makes sparse vectors of the collection's texts itself."""
         return self._driver.ranks_texts()
