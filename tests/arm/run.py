@@ -65,9 +65,9 @@ def main() -> int:
 
 
 def _options() -> list[str]:
-    """Of pytest: the command line's, or all tests but slow ones."""
+    """Of pytest: the command line's, or all tests but slow ones and those with torch."""
     given = sys.argv[1:]
-    rings = [] if any(option.startswith("-m") for option in given) else ["-m", "not slow"]
+    rings = [] if any(option.startswith("-m") for option in given) else ["-m", "not slow and not torch"]
     return [*rings, *given, *([] if any(option.startswith("tests/") for option in given) else TESTS)]
 
 
