@@ -47,8 +47,12 @@ def main() -> int:
         found = np.array(there[way])
         angle, difference = 1 - (found * expected).sum(1).min(), np.abs(found - expected).max()
         wrong = angle > most_angle or difference > most or not there[f"{way} alone"]
+        # The limits of float32 tell it from the others, which are not float32 under another name.
+        wrong |= way != "float32" and difference <= WAYS["float32"][1]
         failed |= wrong
-        print(f"{way} on {there['isa']}: 1 - cosine {angle:.1e}, difference {difference:.1e}{', WRONG' * wrong}")
+        print(
+            f"{way} on {there['isa']}: 1 - cosine {angle:.1e}, difference {difference:.1e}{', WRONG' if wrong else ''}"
+        )
     return int(failed)
 
 
