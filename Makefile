@@ -10,7 +10,7 @@
 #               --index-url https://download.pytorch.org/whl/cpu   (on Linux: without the CUDA libraries)
 #   ARGS        arguments of the command: make demo ARGS=--short, make test ARGS="-k cache", make bench ARGS=--smoke
 #   WORKERS     number of test processes; 0: run in the main process, for a debugger
-#   KERNELS_WHEEL  make packages: the wheel with kernels, if it was built in the image of manylinux_2_28 (release.yml)
+#   KERNELS_WHEEL  make packages: the wheels with kernels, if they were built elsewhere (release.yml)
 #   BENCHMARKS  scripts that make bench runs: make bench BENCHMARKS=benchmarks/compare.py ARGS="--only rerank"
 
 # Compiled files are kept wherever the environment forbids it: otherwise every process compiles all sources again.
@@ -75,7 +75,7 @@ LOWEST_WITHOUT := integrations/langchain/tests/test_readme.py \
 LOWEST_TESTS = $(filter-out $(LOWEST_WITHOUT),$(shell grep -rLE --include='test_*.py' "^ *(from|import) ($(DEVELOPMENT))" $(LOWEST_FOLDERS)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-integrations test-light test-torch test-contract test-doors test-milvus durations faults test-all test-lowest coverage fuzz check format bench notebooks docs test-gpu
+.PHONY: help install demo test test-integrations test-light test-torch test-contract test-doors test-milvus test-arm durations faults test-all test-lowest coverage fuzz check format bench notebooks docs test-gpu
 .PHONY: bench-gpu constraints packages check-dockerfile clean
 
 help: ## list the targets
@@ -140,6 +140,9 @@ test-contract: $(STAMP) ## run the second ring of all packages: processes, embed
 test-milvus: $(STAMP) $(MILVUS)/.installed ## run the tests that need a Milvus server, in a network of their own (Linux, x86-64)
 	MILLPOND_TEST_MILVUS=1 PYTHONPATH=$(MILVUS) unshare --net --map-root-user sh -c 'ip link set lo up && exec "$$@"' sh \
 		$(BIN)/python -m pytest integrations/milvus/tests/server $(ARGS)
+
+test-arm: $(STAMP) ## run the tests of the kernels for ARM, and an engine, under qemu-user (Debian); build/arm has what they need
+	$(BIN)/python -m tests.arm.run $(ARGS)
 
 test-doors: $(STAMP) $(DOORS)/.installed ## run the tests of docs/doors.md, each through the library of its door
 	PYTHONPATH=$(DOOR_PATH) $(PYTEST) -m "door and not slow" --override-ini="testpaths=tests integrations/*/tests" \

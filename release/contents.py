@@ -17,7 +17,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from email import message_from_bytes
 from email.message import Message
 from pathlib import Path, PurePosixPath
@@ -38,11 +38,13 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 
-from release.distributions import FOLDERS, GLIBC, PACKAGES, PLATFORM, ROOT
+from release.distributions import ARM_PLATFORMS, FOLDERS, GLIBC, PACKAGES, PLATFORM, ROOT
 
 LIBRARY = "millpond/native/libmillpond.so"
 # Every Linux with this glibc has them. libstdc++ is not among them: slim images may lack it.
-SYSTEM_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}
+SYSTEM_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
+SYSTEM_LIBRARIES |= {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+MACH_O = b"\xcf\xfa\xed\xfe"  # what a library of macOS begins with
 # Names that a build leaves behind, or that belong to the repository alone.
 FOREIGN = re.compile(r"(^|/)(tests?|benchmarks|notebooks|__pycache__|\.git[^/]*)/|\.(py[cod]|o|so|orig|rej|db|sqlite)$")
 
@@ -85,11 +87,20 @@ def _missing(wheels: list[Path], sdists: list[Path]) -> Iterator[str]:
     expected |= {f"{name.replace('-', '_')}-{version}.tar.gz" for name in tables}
     names = {path.name for path in (*wheels, *sdists)}
     # auditwheel adds the tags of the older standards that the wheel fulfils as well.
-    tagged = {name for name in names if name.startswith(f"millpond-{version}-py3-none-") and PLATFORM in name}
-    if len(tagged) != 1:
+    tagged = {platform: _kernels_of(platform, version, names) for platform in (PLATFORM, *ARM_PLATFORMS)}
+    if not tagged[PLATFORM]:
         yield f"{kernels} is missing: it is the wheel with the compiled kernels"
+    yield from (f"{len(several)} wheels are for {platform}" for platform, several in tagged.items() if len(several) > 1)
     yield from (f"{name} is missing" for name in sorted(expected - names))
-    yield from (f"{name} belongs to no package of version {version}" for name in sorted(names - expected - tagged))
+    yield from (
+        f"{name} belongs to no package of version {version}"
+        for name in sorted(names - expected.union(*tagged.values()))
+    )
+
+
+def _kernels_of(platform: str, version: str, names: Iterable[str]) -> set[str]:
+    """The wheels with kernels for a platform."""
+    return {name for name in names if name.startswith(f"millpond-{version}-py3-none-") and platform in name}
 
 
 def _wheel_problems(path: Path) -> Iterator[str]:
@@ -101,7 +112,7 @@ def _wheel_problems(path: Path) -> Iterator[str]:
         yield "has no metadata" if info is None else "is none of the nine packages"
         return
     code = {entry: data for entry, data in files.items() if not entry.startswith(f"{info}/")}
-    kernels = {PLATFORM} <= {part for tag in tags for part in tag.platform.split(".")}
+    kernels = not {PLATFORM, *ARM_PLATFORMS}.isdisjoint(part for tag in tags for part in tag.platform.split("."))
 
     yield from _metadata_problems(
         message_from_bytes(files[f"{info}/METADATA"]), files[f"{info}/METADATA"], name, str(version)
@@ -126,6 +137,8 @@ def _wheel_problems(path: Path) -> Iterator[str]:
     if kernels:
         if LIBRARY not in code:
             yield f"has no {LIBRARY}"
+        elif any(tag.platform.startswith("macosx") for tag in tags):
+            yield from () if code[LIBRARY].startswith(MACH_O) else (f"has a {LIBRARY} that is not for macOS",)
         else:
             yield from library_problems(code[LIBRARY])
 
@@ -176,7 +189,7 @@ def _metadata_problems(fields: Message, text: bytes, name: str, version: str) ->
 
 
 def library_problems(data: bytes) -> Iterator[str]:
-    """What keeps a shared library from running on every x86-64 Linux with glibc 2.28."""
+    """What keeps a shared library from running on every Linux with glibc 2.28 and its processor."""
     needed, symbols = library_needs(data)
     yield from (f"needs the library {library}" for library in sorted(needed - SYSTEM_LIBRARIES))
     for symbol in sorted(symbols):
@@ -222,7 +235,9 @@ def pip_problems(dist: Path) -> Iterator[str]:
     (version,) = {table["version"] for table in projects().values()}
     pure = f"millpond-{version}-py3-none-any.whl"
     here = {tag.platform for tag in sys_tags()}
-    platforms = {"macosx_14_0_arm64": False, "manylinux_2_28_aarch64": False, "win_amd64": False, PLATFORM: True}
+    names = [path.name for path in dist.glob("*.whl")]
+    platforms = {name: bool(_kernels_of(name, version, names)) for name in (PLATFORM, *ARM_PLATFORMS)}
+    platforms |= {"macosx_14_0_x86_64": False, "win_amd64": False}
     cases = [(("--platform", name), kernels) for name, kernels in platforms.items()]
     # Without --platform: this machine.
     for options, kernels in [*cases, *([((), True)] if PLATFORM in here else [])]:

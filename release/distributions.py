@@ -1,11 +1,11 @@
 """Builds all distributions of the nine packages into a folder: ``python -m release.distributions dist``.
 
 Every wheel is built from the source distribution beside it, so a source distribution that lacks a file fails here.
-millpond itself has two wheels: one with the compiled kernels, for x86-64 Linux with glibc 2.28 or newer, and a pure
-one for every other platform. pip takes the first where it fits.
+millpond itself has wheels with the compiled kernels, for x86-64 and ARM under Linux with glibc 2.28 or newer and for
+ARM under macOS, and a pure one for every other platform. pip takes the first where they fit.
 
-The official wheel with kernels is built by cibuildwheel, in the image of manylinux_2_28; ``--kernels`` then names it.
-Without that option it is built here with this machine's compiler. Linked with a newer glibc than 2.28 the wheel would
+The official wheels with kernels are built by cibuildwheel; ``--kernels`` then names each of them. Without that option
+the one for x86-64 is built here with this machine's compiler. Linked with a newer glibc than 2.28 the wheel would
 not run on older systems, so it is linked with zig, which has the symbols of every glibc; the objects remain those of
 the compiler.
 """
@@ -18,6 +18,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,29 +42,33 @@ PACKAGES = {  # distribution: folders that its wheel consists of
 }
 GLIBC = (2, 28)
 PLATFORM = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_x86_64"
+# Those of the wheels with kernels that only a release has.
+ARM_PLATFORMS = (f"manylinux_{GLIBC[0]}_{GLIBC[1]}_aarch64", "macosx_11_0_arm64")
 
 
-def build(dist: Path, kernels: Path | None = None) -> None:
+def build(dist: Path, kernels: Sequence[Path] = ()) -> None:
     """Build into ``dist``, after removing the distributions of earlier runs.
 
     Args:
         dist: The folder, which is created.
-        kernels: The wheel with the kernels, if it was built elsewhere.
+        kernels: The wheels with kernels, if they were built elsewhere.
 
     Raises:
         SystemExit: A build failed; its output is the message.
     """
-    if kernels is not None and not kernels.is_file():
-        raise SystemExit(f"--kernels {str(kernels)!r} is no file; name the wheel that cibuildwheel wrote")
+    if missing := [str(wheel) for wheel in kernels if not wheel.is_file()]:
+        raise SystemExit(f"--kernels {missing[0]!r} is no file; name the wheel that cibuildwheel wrote")
     dist.mkdir(parents=True, exist_ok=True)
     for old in (path for kind in ("*.whl", "*.tar.gz", "*.json", "SHA256SUMS") for path in dist.glob(kind)):
         old.unlink()
     for folder in FOLDERS:
         # Neither --sdist nor --wheel: the wheel is built from the source distribution.
         _build("--outdir", str(dist), str(ROOT / folder), MILLPOND_NATIVE="0")
-    if kernels is not None:
-        shutil.copy(kernels, dist)
-    elif sys.platform == "linux" and platform.machine() == "x86_64":
+    for wheel in kernels:
+        shutil.copy(wheel, dist)
+    if kernels:
+        return
+    if sys.platform == "linux" and platform.machine() == "x86_64":
         _build_kernels(dist)
     else:
         print(f"The wheel with kernels cannot be built on {platform.machine()} under {sys.platform}.")
@@ -113,7 +118,9 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("dist", type=Path)
-    parser.add_argument("--kernels", type=Path, help="the wheel with kernels, if cibuildwheel has built it")
+    parser.add_argument(
+        "--kernels", type=Path, action="append", default=[], help="a wheel with kernels, if cibuildwheel has built them"
+    )
     arguments = parser.parse_args()
     build(arguments.dist, arguments.kernels)
     for path in sorted(arguments.dist.iterdir()):

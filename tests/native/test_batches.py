@@ -18,7 +18,7 @@ from millpond.backends.native.encoder import bounds_of
 from millpond.backends.native.kernels import kernels_of
 from millpond.backends.native.packing.weight_packer import tensor_of
 from millpond.backends.native.self_check import VOCABULARY
-from millpond.native.library import ISAS, isa
+from millpond.native.library import INSTRUCTION_SETS, ISAS, isa
 
 # --- What a text's rows may depend on: the text. Not on the batch, the threads, other calls, or earlier ones ----------
 
@@ -272,7 +272,7 @@ def cuts(tmp_path_factory):
         pytest.skip("no g++")
     folder = tmp_path_factory.mktemp("cuts")
     (folder / "cuts.cpp").write_text(CUTS)
-    flags = ["-mavx2", "-mfma", "-mf16c", "-mbmi2", "-std=c++17", "-O1", "-pthread", f"-I{NATIVE}"]
+    flags = [*INSTRUCTION_SETS[0].flags, "-std=c++17", "-O1", "-pthread", f"-I{NATIVE}"]
     subprocess.run(["g++", *flags, "-o", folder / "cuts", folder / "cuts.cpp"], check=True)
 
     def cut(threads, block, lengths):
@@ -303,7 +303,7 @@ def test_blocks_leave_every_thread_the_same_work(cuts, threads, block, lengths, 
 # --- The native encoder under each instruction set that this processor has: ``MILLPOND_ISA`` caps it ------------------
 
 
-_CAPS = ISAS[: ISAS.index(isa() or "avx2") + 1]
+_CAPS = ISAS[: ISAS.index(isa() or ISAS[0]) + 1]
 
 _EMBED = """
 import json, sys
@@ -350,11 +350,11 @@ def test_the_encoder_equals_torch_under_every_cap(told, cap):
     assert under["bfloat16 alone"] or not under["bfloat16 native"]
     np.testing.assert_allclose(under["float32"], reference, atol=2e-5)
     np.testing.assert_allclose(under["bfloat16"], reference, atol=0.05)
-    assert under["bfloat16 native"] == (cap in ("avx512bf16", "amx"))
+    assert under["bfloat16 native"] == (PRECISIONS[cap] == "bfloat16")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cap", [cap for cap in _CAPS if cap in ("avx2", "avx512")])
+@pytest.mark.parametrize("cap", [cap for cap in _CAPS if PRECISIONS[cap] == "float32"])
 def test_below_bfloat16_the_encoder_is_in_float32(told, cap):
     assert told[cap]["auto"] == told[cap]["float32"]
     assert told[cap]["auto native"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.native.models import PRECISIONS
 from tests.pairwise import pairwise
 from tests.tiles import emulated_table, emulates
 from tests.tiny import write_checkpoint
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.contract
 # The kernels of each instruction set and precision.
 KERNELS = [
     pytest.param(isa, dtype, id=f"{isa}-{dtype}", marks=pytest.mark.skipif(library.isa(isa) != isa, reason=f"no {isa}"))
-    for isa, dtype in (("avx2", "float32"), ("avx512", "float32"), ("avx512bf16", "bfloat16"), ("amx", "bfloat16"))
+    for isa, dtype in PRECISIONS.items()
 ]
 every_kernel = pytest.mark.parametrize(("isa", "dtype"), KERNELS)
 # Around a vector, a group of rows, a block of them, and what threads divide a text by.

@@ -101,6 +101,23 @@ def test_an_unknown_instruction_set_is_named_and_ignored():
     assert used == isa()
 
 
+@pytest.mark.parametrize("family", ["x86", "arm"])
+def test_every_row_has_a_folder_and_every_folder_a_row(family):
+    folders = {source.parent.name for source in NATIVE.glob(f"{family}_*/*.cpp")}
+    assert {row.folder for row in place.instruction_sets(family)} == folders
+    assert ISAS in [tuple(row.name for row in place.instruction_sets(name)) for name in ("x86", "arm")]
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize(("macro", "family"), [("__x86_64__", "x86"), ("__aarch64__", "arm"), ("__riscv", None)])
+def test_the_sources_are_those_of_the_processor_that_the_compiler_compiles_for(hook, tmp_path, macro, family):
+    compiler = tmp_path / "cxx"
+    compiler.write_text(f'#!/bin/sh\necho "#define {macro} 1"\necho "#define __linux__ 1"\n')
+    compiler.chmod(0o755)
+    sources = hook.sources_of([str(compiler)], NATIVE)
+    assert {source.parent.name.partition("_")[0] for source in sources} == {"native", family} - {None}
+
+
 @pytest.mark.contract
 def test_switched_off_there_is_no_table():
     assert told("print(place.kernel_table(), place.isa())", MILLPOND_NATIVE="0") == "None None"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.native.models import PRECISIONS
 
 from millpond.backends.native import structs
 from millpond.backends.native.encoder import NativeEncoder, bounds_of
@@ -17,7 +18,7 @@ from millpond.native import library
 
 KERNELS = [
     pytest.param(isa, dtype, id=isa, marks=pytest.mark.skipif(library.isa(isa) != isa, reason=f"no {isa}"))
-    for isa, dtype in (("avx2", "float32"), ("avx512", "float32"), ("avx512bf16", "bfloat16"))
+    for isa, dtype in PRECISIONS.items()
 ]
 every_kernel = pytest.mark.parametrize(("isa", "dtype"), KERNELS)
 LENGTHS = (1, 7, 30, 2)

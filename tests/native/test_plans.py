@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.backbones import backbone, expected_states, states
-from tests.native.models import TARGETS, compiled, marks_of
+from tests.native.models import PRECISIONS, TARGETS, compiled, marks_of
 from tests.parity.rotary_oracles import jina as described_jina
 from tests.tiny import write_checkpoint
 from tests.tiny.families import JINA_TASKS
@@ -37,15 +37,13 @@ from millpond import Engine
 from millpond.backends.native.encoder import NativeEncoder, bounds_of
 from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.backends.native.plans import rotation
+from millpond.native import library
 
 # --- The native forward of decoders: each family and setting compared with transformers' own class --------------------
 
 
 SOME = (17, 1, 300, 2, 64, 31, 33)
-EACH_PRECISION = [
-    pytest.param(isa, dtype, marks=marks_of(isa))
-    for isa, dtype in (("avx2", "float32"), ("avx512", "float32"), ("avx512bf16", "bfloat16"))
-]
+EACH_PRECISION = [pytest.param(isa, dtype, marks=marks_of(isa)) for isa, dtype in PRECISIONS.items()]
 
 
 def texts(lengths: Sequence[int] = SOME) -> list[np.ndarray]:
@@ -119,9 +117,9 @@ def test_slices_of_a_long_text_change_nothing(name, isa, dtype, block, folder_of
 
 def test_tables_grow_to_the_longest_text(folder_of, monkeypatch):
     folder = folder_of("llama-llama3")
-    expected = encoded(native(folder, "avx2"), texts())
+    expected = encoded(native(folder, library.ISAS[0]), texts())
     monkeypatch.setattr(rotation, "_FIRST", 2)
-    encoder = native(folder, "avx2")
+    encoder = native(folder, library.ISAS[0])
     (table,) = encoder.plan.rotations
     sizes = []
     for text, rows in sorted(

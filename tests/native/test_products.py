@@ -28,7 +28,7 @@ from millpond.backends.native.kernels import kernels_of
 from millpond.backends.native.packing.weight_packer import tensor_of
 from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.self_check import VOCABULARY
-from millpond.native.library import ISAS, isa, kernel_table
+from millpond.native.library import ISAS, kernel_table
 
 # --- Attention: lengths, heads, masks, and what is added to scores ----------------------------------------------------
 
@@ -241,7 +241,10 @@ def test_the_time_of_each_kind_of_step_is_added_up(isa):
 CHUNK = 384
 F = np.float32
 
-DTYPES = ["float32", *(["bfloat16"] if isa() in ISAS[2:] else [])]
+DTYPES = ["float32", *(["bfloat16"] if kernels_of("bfloat16") else [])]
+eight_bits = pytest.mark.skipif(
+    kernels_of("float32", int8="all") is None, reason="this processor has no kernels for weights in eight bits"
+)
 
 
 def layer_of(inner, out, *, bias=True, seed=0):
@@ -313,7 +316,7 @@ def weights_of(layer):
     return layer.weight.float32(), None if layer.bias is None else layer.bias.float32()
 
 
-@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+@eight_bits
 @pairwise(count=[1, 11, 12, 13, 64, 65, 150], bias=[True, False])
 def test_a_product_is_the_integer_formula(count, bias):
     inner, out = [(32, 32), (96, 160), (384, 64), (416, 96), (768, 32), (1184, 64)][(count + bias) % 6]
@@ -324,7 +327,7 @@ def test_a_product_is_the_integer_formula(count, bias):
     assert 1e-5 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < 0.05
 
 
-@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+@eight_bits
 def test_extreme_rows():
     rows = rows_like(14, 448)
     rows[0] = 0
@@ -354,7 +357,7 @@ def test_extreme_rows():
     assert not np.isnan(found[5]).any()  # a range beyond float32: its numbers are at most infinite
 
 
-@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+@eight_bits
 @pytest.mark.parametrize(("bad", "column"), [(np.nan, 0), (np.inf, 383), (-np.inf, 384), (np.nan, 447)])
 def test_a_row_that_is_not_finite_is_nan_and_no_other(bad, column):
     rows, layer = rows_like(30, 448), layer_of(448, 64)
@@ -374,7 +377,7 @@ def feed(kernels, rows, inner, lengths, *, activation="relu", gated=False, add=F
     return run_all(builder, lengths, threads), (up, down, gate)
 
 
-@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+@eight_bits
 @pytest.mark.parametrize("add", [False, True], ids=["fresh", "added"])
 @pytest.mark.parametrize(("inner", "count"), [(32, 140), (96, 3), (384, 65), (416, 64), (1536, 3)])
 def test_a_feed_is_quantized_by_chunks_of_inner_columns(inner, count, add):
@@ -387,7 +390,7 @@ def test_a_feed_is_quantized_by_chunks_of_inner_columns(inner, count, add):
     assert np.median(np.abs(found - expected)) <= 1e-6 * np.abs(expected).max()
 
 
-@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+@eight_bits
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize("activation", ["gelu", "silu"])
 def test_a_feed_is_close_to_float32(activation, gated):
@@ -399,7 +402,7 @@ def test_a_feed_is_close_to_float32(activation, gated):
         assert 1e-4 < error.max() < 0.05
 
 
-@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+@eight_bits
 @pairwise(dtype=DTYPES, gated=[False, True], int8=["feeds", "all"])
 def test_a_row_has_the_same_bits_in_any_batch(dtype, gated, int8):
     rows = rows_like(200, 96)
@@ -413,7 +416,7 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype, gated, int8):
         assert np.array_equal(together[first:last], alone)
 
 
-@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+@eight_bits
 @pairwise(dtype=DTYPES, gated=[False, True], int8=["feeds", "all"])
 def test_a_text_longer_than_a_block_has_the_same_bits(dtype, gated, int8):
     """Such a text runs in slices, each with codes of its own rows only."""
@@ -430,7 +433,7 @@ def test_a_text_longer_than_a_block_has_the_same_bits(dtype, gated, int8):
             assert np.array_equal(encoder.encode(ids, bounds_of([193, 7, 320]), threads=threads), whole)
 
 
-@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+@eight_bits
 def test_only_the_feeds_are_in_eight_bits_unless_all_are_asked_for():
     rows, layer = rows_like(20, 96), layer_of(96, 64)
     found = []
@@ -443,7 +446,8 @@ def test_only_the_feeds_are_in_eight_bits_unless_all_are_asked_for():
     assert not np.array_equal(found[0], found[2])
 
 
-@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+@pytest.mark.skipif("avx2" not in ISAS, reason="x86-64")
+@eight_bits
 def test_no_kernels_where_the_processor_has_no_integer_products():
     assert kernels_of("float32", "avx2", int8="feeds") is None
     assert kernels_of("float32", "avx2") is not None

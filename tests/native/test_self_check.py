@@ -249,7 +249,7 @@ def test_without_the_check_a_wrong_encoder_serves(monkeypatch, tmp_path, caplog)
     ],
 )
 def test_what_a_processor_lacks_is_one_sentence(highest, dtype, int8, reason, monkeypatch):
-    if library.isa(highest) != highest:
+    if highest not in library.ISAS or library.isa(highest) != highest:
         pytest.skip(f"no {highest}")
     monkeypatch.setattr(kernels, "kernels_of", lambda *call, **options: kernels_of(*call, highest, **options))
     found = kernels.missing_kernels(dtype, int8)

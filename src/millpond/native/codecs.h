@@ -94,6 +94,8 @@ struct Copied {
   static constexpr bool kReadsMemory = false;
   static void begin(int64_t) {}
   static void end() {}
+  // The panel of a vector of query tokens, once all of them are packed.
+  static void arrange(uint32_t*, int64_t) {}
 };
 
 struct Float32 : Copied {

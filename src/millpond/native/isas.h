@@ -18,11 +18,12 @@
   ISA(amx, "-mamx-tile -mamx-int8 -mamx-bf16", "tdpbssd %tmm0, %tmm1, %tmm2",                                          \
       has(features.edx, bit(22) | bit(24) | bit(25)) && has(saved, 0x600e6) && tiles_granted())
 #elif defined(__aarch64__)
-// Each -mcpu replaces the one before it.
+// GCC needs the architecture, and warns that it takes no processor beside it; zig takes a processor alone. The last one of each counts.
 #define MILLPOND_ISAS(ISA)                                                                                             \
   ISA(neon, "", "fmla v0.4s, v0.4s, v0.4s", true)                                                                      \
-  ISA(dotprod, "-mcpu=generic+dotprod", "sdot v0.4s, v0.16b, v0.16b", features.dotprod)                                \
-  ISA(bf16, "-mcpu=generic+dotprod+bf16+i8mm", "bfmmla v0.4s, v0.8h, v0.8h", features.bf16 && features.i8mm)
+  ISA(dotprod, "-march=armv8.2-a+dotprod -mcpu=generic+dotprod", "sdot v0.4s, v0.16b, v0.16b", features.dotprod)       \
+  ISA(bf16, "-march=armv8.2-a+dotprod+bf16+i8mm -mcpu=generic+dotprod+bf16+i8mm", "bfmmla v0.4s, v0.8h, v0.8h",        \
+      features.bf16 && features.i8mm)
 #else
 #define MILLPOND_ISAS(ISA)
 #endif

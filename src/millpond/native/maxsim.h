@@ -172,6 +172,7 @@ struct MaxSim {
         }
       }
     }
+    for (int64_t v = 0; v < queries.vectors; v++) Codec::arrange(queries.panels + v * panel, words);
   }
 
   // --- Documents -------------------------------------------------------------------------------------------------

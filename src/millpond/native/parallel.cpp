@@ -2,11 +2,13 @@
 
 #include "parallel.h"
 
+#ifdef __linux__
 #include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 namespace {
@@ -44,11 +46,45 @@ void run_threads(void (*run)(void*), void* job, std::int64_t threads) {
   while (started > 0) pthread_join(others[--started], nullptr);
 }
 
+#ifdef __linux__
+
 void sleep_while(const std::int32_t* word, std::int32_t value) {
   syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
 }
 
 void wake_all(const std::int32_t* word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 0x7fffffff, nullptr, nullptr, 0); }
+
+namespace {
+void forget_sleepers() {}
+}  // namespace
+
+#else  // macOS has no futex: all sleepers wait for one condition, and look at their own words again
+
+namespace {
+
+pthread_mutex_t sleepers = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t woken = PTHREAD_COND_INITIALIZER;
+
+void forget_sleepers() {
+  sleepers = PTHREAD_MUTEX_INITIALIZER;
+  woken = PTHREAD_COND_INITIALIZER;
+}
+
+}  // namespace
+
+void sleep_while(const std::int32_t* word, std::int32_t value) {
+  pthread_mutex_lock(&sleepers);
+  if (__atomic_load_n(word, __ATOMIC_ACQUIRE) == value) pthread_cond_wait(&woken, &sleepers);
+  pthread_mutex_unlock(&sleepers);
+}
+
+void wake_all(const std::int32_t*) {  // the word has changed: whoever looks at it from here on does not sleep
+  pthread_mutex_lock(&sleepers);
+  pthread_cond_broadcast(&woken);
+  pthread_mutex_unlock(&sleepers);
+}
+
+#endif
 
 namespace {
 
@@ -149,7 +185,10 @@ void await(Worker* worker) {
 }
 
 // The threads of a forked child's parent are not in the child, and the mutex may have been locked.
-void forget_workers() { pool = {PTHREAD_MUTEX_INITIALIZER, nullptr, 0}; }
+void forget_workers() {
+  pool = {PTHREAD_MUTEX_INITIALIZER, nullptr, 0};
+  forget_sleepers();
+}
 
 __attribute__((constructor)) void watch_forks() { pthread_atfork(nullptr, nullptr, forget_workers); }
 

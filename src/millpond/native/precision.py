@@ -1,7 +1,8 @@
 """The precision in which this processor computes fastest, by measurement.
 
 AVX512-BF16 says that a processor has dot products of bfloat16, not how often it can begin one: AMD's do twice the
-operations of float32, those of Intel's Xeons half of them. Their tiles (AMX) do sixteen times as many.
+operations of float32, those of Intel's Xeons half of them. Their tiles (AMX) do sixteen times as many. ARM's are
+measured where they run, too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any, ClassVar
 
 from millpond.native import library
 
+# The instruction sets whose kernels compute in float32 where a higher one has none for it; others are AVX512's.
+_FLOAT32 = {"avx2": "avx2", "neon": "neon", "dotprod": "neon", "bf16": "neon"}
 # bfloat16 keeps three digits: it has to be faster by that much.
 _LEAST_GAIN = 1.25
 # A run takes some tens of microseconds. The shortest of several counts: others may use the processor, and it may have
@@ -29,8 +32,8 @@ class SpeedCall(ctypes.Structure):
 def operations_per_second() -> dict[str, float]:
     """Multiplications and additions that one core begins in a second, by precision; measured once in a process.
 
-    float32 is measured by fused multiply-add, bfloat16 by ``vdpbf16ps``. A precision that the processor lacks is left
-    out, and so are tiles.
+    float32 is measured by fused multiply-add, bfloat16 by ``vdpbf16ps`` or ``bfmmla``. A precision that the processor
+    lacks is left out, and so are tiles.
     """
     table = library.kernel_table()
     names = ("float32", "bfloat16")
@@ -59,16 +62,17 @@ def served_by() -> str:
     table, highest = library.kernel_table(), library.isa()
     if table is None or highest is None:
         return f"none ({library.absent()})"
-    float32 = "avx2" if highest == "avx2" else "avx512"
+    float32 = _FLOAT32.get(highest, "avx512")
+    pairs, instruction = ("bf16", "bfmmla") if highest == "bf16" else ("avx512bf16", "vdpbf16ps")
     if highest == "amx":
         return f"amx in bfloat16 (tiles), {float32} in float32"
     gain = bfloat16_gain()
     if gain is None:
         return f"{float32} in float32 (no dot products of bfloat16)"
-    measured = f"vdpbf16ps does {gain:.1f} x the operations of float32, measured"
+    measured = f"{instruction} does {gain:.1f} x the operations of float32, measured"
     if gain >= _LEAST_GAIN:
-        return f"avx512bf16 in bfloat16 ({measured}), {float32} in float32"
-    return f"{float32} in float32 ({measured}: avx512bf16 only where bfloat16 is asked for)"
+        return f"{pairs} in bfloat16 ({measured}), {float32} in float32"
+    return f"{float32} in float32 ({measured}: {pairs} only where bfloat16 is asked for)"
 
 
 def _fastest(kernels: dict[str, Any]) -> dict[str, float]:

@@ -53,7 +53,7 @@ def kernels_of(dtype: Precision, highest: str | None = None, *, int8: Int8 = "no
         copy=getattr(table, f"copy_rows_{dtype}"),
         encode=getattr(table, f"encode_{dtype}"),
         workspace=getattr(table, f"encoder_workspace_{dtype}"),
-        lanes=library.lanes(isa),
+        lanes=library.lanes(str(isa)),
         isa=str(isa),
         pack_int8=table.pack_rows_int8,
         int8=int8,

@@ -1,4 +1,4 @@
-// The encoder in float32, for every 64-bit ARM processor.
+// The encoder in float32, its products also in eight bits, for every 64-bit ARM processor.
 
 #include "../encoder/forward.h"
 #include "../encoder/pack_rows.h"
@@ -15,4 +15,5 @@ extern "C" void millpond_add_encoder_neon(KernelTable* table) {
   table->head_product = HeadProduct::run;
   table->gelu = gelu;
   table->vocabulary_float32 = Vocabulary<FmaIsa>::run;
+  table->pack_rows_int8 = pack_rows_int8;
 }

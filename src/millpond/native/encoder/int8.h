@@ -6,24 +6,24 @@
 // The bracket is a whole number below 2^25, from two that float32 holds exactly. Neither depends on other rows.
 //
 //   codes    panels of 64 bytes a row: [columns / 64][rows][64]
-//   weights  units of kColumns columns: [panels of 64 inner numbers][2 halves][16 groups of 4][16 columns][4]
+//   weights  units of kColumns columns: [panels of 64 inner numbers][2 halves][16 groups of 4][kLanes columns][4],
+//            or groups of kCodeGroup
 // Inner numbers beyond the last one are 0 in both.
 //
 // An instruction set is a class with kRows, block() and kTiles, as in products.h; Int8Of says which one goes with which
 // of those.
 #pragma once
 
+#include "code_product.h"
 #include "plan.h"
-#include "products.h"
+
+#ifdef __aarch64__
+#include "../arm_neon/codes.h"
+#endif
 
 namespace {
 
 constexpr int64_t kChunk = 384;  // columns of a range, and inner columns of a feed that are computed and used together
-constexpr int64_t kCodePanel = 64;
-
-using std::int8_t;
-using std::uint8_t;
-
 struct Range {
   float step, zero;
 };
@@ -39,17 +39,6 @@ struct Codes {
   }
 };
 
-// What one block multiplies: integer sums of up to kRows rows and one unit.
-struct CodeProduct {
-  const uint8_t* rows;  // panels of the first row
-  int64_t panel;        // from panel to panel
-  const int8_t* unit;
-  int64_t depth;  // panels
-  int32_t* to;    // [rows, kColumns]
-  const char* ahead;
-  int64_t ahead_lines;  // of each panel
-};
-
 // Bytes of a unit of so many inner numbers.
 constexpr int64_t code_panels(int64_t columns) { return (columns + kCodePanel - 1) / kCodePanel; }
 
@@ -58,6 +47,11 @@ template <class Isa>
 struct Int8Of {
   static constexpr bool kOffered = false;
 };
+
+#ifndef __aarch64__
+constexpr float kCodeShift = 0.0f;  // less than the code is what is stored
+constexpr int kCodeGroup = 4;
+#endif
 
 #ifdef __AVX512VNNI__
 
@@ -110,17 +104,24 @@ struct VnniIsa {
   }
 };
 
+using VectorCodes = VnniIsa;
+
+#endif
+
+#if defined(__AVX512VNNI__) || defined(__aarch64__)
 template <>
 struct Int8Of<FmaIsa> {
   static constexpr bool kOffered = true;
-  using Type = VnniIsa;
+  using Type = VectorCodes;
 };
+#endif
 
 #ifdef __AVX512BF16__
 template <>
 struct Int8Of<DotIsa> : Int8Of<FmaIsa> {};
 #endif
 
+#ifdef __AVX512VNNI__
 // Codes of kLanes numbers. Both terms are rounded before they are added: the least number's code is 0, the greatest's 255
 // or cut to it.
 MILLPOND_INLINE void store_codes(uint8_t* to, Floats codes, Ints zero) {
@@ -168,7 +169,7 @@ void quantize_rows(const States<Isa>& from, int64_t first, int64_t last, int64_t
 MILLPOND_INLINE void add_integers(const int32_t* integers, const Range& range, const float* scales,
                                   const float* column_sums, const float* from, float* to) {
   for (int64_t c = 0; c < kColumns; c += kLanes) {
-    const Floats whole = multiply_add(load(column_sums + c), broadcast(-range.zero), to_floats(load_bits(integers + c)));
+    const Floats whole = multiply_add(load(column_sums + c), broadcast(-(range.zero - kCodeShift)), to_floats(load_bits(integers + c)));
     store(to + c, multiply_add(whole, scaled(load(scales + c), broadcast(range.step)), load(from + c)));
   }
 }

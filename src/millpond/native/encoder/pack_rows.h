@@ -55,11 +55,18 @@ MILLPOND_INLINE void read_piece(const PackRowsCall& call, int64_t column, int64_
 MILLPOND_INLINE void scatter(const float* numbers, int64_t column, float* block) {
   for (int64_t i = 0; i < kPiece; i++) block[i * kColumns + column] = numbers[i];
 }
+#ifdef __aarch64__
+// [8 groups of 4 inner numbers][kColumns][4]
+MILLPOND_INLINE void scatter(const uint16_t* numbers, int64_t column, uint16_t* block) {
+  for (int64_t i = 0; i < kPiece; i += 4) std::memcpy(block + i * kColumns + 4 * column, numbers + i, 4 * sizeof *block);
+}
+#else
 // [2 halves][16 pairs of inner numbers][16 columns][2]
 MILLPOND_INLINE void scatter(const uint16_t* numbers, int64_t column, uint16_t* block) {
   uint16_t* to = block + column / 16 * 512 + column % 16 * 2;
   for (int64_t i = 0; i < kPiece; i += 2) std::memcpy(to + i * 16, numbers + i, 2 * sizeof *to);
 }
+#endif
 
 template <class Stored, class State>
 void pack_numbers(const PackRowsCall& call) {
@@ -124,15 +131,15 @@ void pack_column_codes(const PackRowsCall& call, int64_t column, int8_t* unit) {
   }
   const float scale = (most < 1e-12f ? 1e-12f : most) / 127.0f;
   call.scales[column] = scale;
-  int8_t* to = unit + column % 32 / 16 * 1024 + column % 16 * 4;
+  int8_t* to = unit + column % kColumns / kLanes * (kCodePanel * kLanes) + column % kLanes * kCodeGroup;
   int64_t sum = 0;
   for (int64_t from = 0; from < call.in; from += kPiece) {
     read_exact<Stored>(call, column, from, numbers);
     for (int64_t i = 0; i < kPiece; i += 4) {
       alignas(4) int8_t four[4];
       for (int64_t j = 0; j < 4; j++) sum += four[j] = int8_t(__builtin_rintf(numbers[i + j] / scale));
-      const int64_t at = from + i;
-      std::memcpy(to + at / kCodePanel * 2048 + at % kCodePanel / 4 * 64, four, sizeof four);
+      const int64_t at = from + i, group = at % kCodePanel / kCodeGroup * (kCodeGroup * kLanes) + at % kCodeGroup;
+      std::memcpy(to + at / kCodePanel * (kCodePanel * kColumns) + group, four, sizeof four);
     }
     const int64_t end = from + kPiece;
     if (end % kChunk == 0 || end == call.in) {
@@ -147,7 +154,7 @@ inline int64_t pack_rows_int8(const void* argument) {
   const auto& call = *(const PackRowsCall*)argument;
   const int64_t size = code_panels(call.in) * kCodePanel;
   for (int64_t c = 0; c < call.out; c++) {
-    int8_t* unit = (int8_t*)call.units + c / 32 * 32 * size;
+    int8_t* unit = (int8_t*)call.units + c / kColumns * kColumns * size;
     if (call.stored == kStoredBfloat16)
       pack_column_codes<uint16_t>(call, c, unit);
     else

@@ -37,6 +37,7 @@ struct Tiles {
     _tile_loadconfig(&config);
   }
   static void end() { _tile_release(); }
+  static void arrange(uint32_t*, int64_t) {}
 
   static int64_t row_words(int64_t words) { return words; }
   static int64_t panel_words(int64_t words) { return words + kTileWords; }

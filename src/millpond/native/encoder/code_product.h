@@ -1,0 +1,24 @@
+// What is multiplied in eight bits at a time.
+#pragma once
+
+#include "products.h"
+
+namespace {
+
+constexpr int64_t kCodePanel = 64;
+
+using std::int8_t;
+using std::uint8_t;
+
+// What one block multiplies: integer sums of up to kRows rows and one unit.
+struct CodeProduct {
+  const uint8_t* rows;  // panels of the first row
+  int64_t panel;        // from panel to panel
+  const int8_t* unit;
+  int64_t depth;  // panels
+  int32_t* to;    // [rows, kColumns]
+  const char* ahead;
+  int64_t ahead_lines;  // of each panel
+};
+
+}  // namespace
