@@ -64,7 +64,8 @@ def sanitized(tmp_path_factory):
         options = [option for option in hatch_build._OPTIONS if option != "-O3"]
         flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
         patch.setattr(hatch_build, "_OPTIONS", ["-O1", "-g1", *options, *flags])
-        patch.setattr(hatch_build, "_LINK_OPTIONS", (*hatch_build._LINK_OPTIONS, *flags))
+        linked = {system: (*options, *flags) for system, options in hatch_build._LINK_OPTIONS.items()}
+        patch.setattr(hatch_build, "_LINK_OPTIONS", linked)
         made = folder / "libmillpond.so"
         problem = hatch_build._compile(made)
     assert problem is None

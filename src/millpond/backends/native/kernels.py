@@ -46,15 +46,15 @@ def kernels_of(dtype: Precision, highest: str | None = None, *, int8: Int8 = "no
         return None
     if int8 != "none" and not table.pack_rows_int8:
         return None
-    isa = library.isa(highest)
+    isa = str(library.isa(highest))
     return Kernels(
         dtype=dtype,
         pack=getattr(table, f"pack_rows_{dtype}"),
         copy=getattr(table, f"copy_rows_{dtype}"),
         encode=getattr(table, f"encode_{dtype}"),
         workspace=getattr(table, f"encoder_workspace_{dtype}"),
-        lanes=library.lanes(str(isa)),
-        isa=str(isa),
+        lanes=library.lanes(isa),
+        isa=isa,
         pack_int8=table.pack_rows_int8,
         int8=int8,
         tiles=dtype == "bfloat16" and bool(table.attention_bfloat16),
