@@ -21,16 +21,25 @@ def span_rows(
     A token that reaches over a span's edge counts on both sides. A token without characters, as some tokenizers have
     for whitespace, counts for the character that it stands before. ``index``: of the text in the caller's list.
     """
-    offsets, special = alignment.offsets, alignment.special
-    starts = offsets[:, 0]
-    stops = np.maximum(offsets[:, 1], starts + 1)
     rows = np.empty((len(spans), matrix.shape[1]), dtype=np.float32)
-    for i, (start, end) in enumerate(spans):
-        tokens = np.flatnonzero((starts < end) & (stops > start) & ~special)
+    for i, tokens in enumerate(span_tokens(alignment, spans)):
         if not len(tokens):
-            raise InvalidRequestError(_no_token_message(i, (start, end), offsets[~special], index))
+            message = _no_token_message(i, spans[i], alignment.offsets[~alignment.special], index)
+            raise InvalidRequestError(message)
         rows[i] = matrix[tokens].mean(axis=0, dtype=np.float64)
     return rows
+
+
+def span_tokens(alignment: TokenAlignment, spans: Sequence[tuple[int, int]]) -> list[npt.NDArray[np.int64]]:
+    """For each half-open character span, the indices of the tokens that :func:`span_rows` averages, ascending."""
+    own = np.flatnonzero(~alignment.special)
+    starts = alignment.offsets[own, 0]
+    stops = np.maximum(alignment.offsets[own, 1], starts + 1)
+    if (np.diff(starts) < 0).any() or (np.diff(stops) < 0).any():
+        return [own[(starts < end) & (stops > start)] for start, end in spans]
+    edges = np.array(spans, dtype=np.int64).reshape(-1, 2)  # of a book there are thousands
+    firsts, lasts = np.searchsorted(stops, edges[:, 0], side="right"), np.searchsorted(starts, edges[:, 1])
+    return [own[first:last] for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
 
 
 def _no_token_message(i: int, span: tuple[int, int], offsets: npt.NDArray[np.int32], index: int) -> str:
