@@ -78,7 +78,7 @@ class ColumnOptions(RecordOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkOptions:
-    """How long texts are cut; the last three are the fields of :class:`millpond.ingest.Chunking`."""
+    """How long texts are cut; the last two are fields of :class:`millpond.ingest.Chunking`."""
 
     chunk: bool = option(
         False, "Cut texts that are longer than the model reads into chunks, a row each.", flags="--chunk"
@@ -94,6 +94,24 @@ class ChunkOptions:
         min=0.0,
         show_default="0.1",
     )
+
+    @property
+    def chunking(self) -> Chunking | None:
+        """How ``ingest`` cuts."""
+        if not self.chunk and self.max_tokens is None and self.overlap is None:
+            return None
+        from millpond.ingest.chunking import Chunking
+
+        if self.overlap is None:
+            return Chunking(max_tokens=self.max_tokens)
+        whole = self.overlap >= 1 and self.overlap.is_integer()
+        return Chunking(max_tokens=self.max_tokens, overlap=int(self.overlap) if whole else self.overlap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentChunkOptions(ChunkOptions):
+    """How long texts are cut, where whole documents are read."""
+
     context: Literal["late"] | None = option(
         None,
         "Pool each chunk's vector from the states of its whole document, of a model with mean pooling (late); needs "
@@ -104,13 +122,12 @@ class ChunkOptions:
     @property
     def chunking(self) -> Chunking | None:
         """How ``ingest`` cuts."""
-        if not self.chunk and self.max_tokens is None and self.overlap is None and self.context is None:
-            return None
+        cut = super().chunking
+        if self.context is None:
+            return cut
         from millpond.ingest.chunking import Chunking
 
-        overlap = 0.1 if self.overlap is None else self.overlap
-        whole = overlap >= 1 and overlap.is_integer()
-        return Chunking(max_tokens=self.max_tokens, overlap=int(overlap) if whole else overlap, context=self.context)
+        return Chunking(max_tokens=self.max_tokens, overlap=0.1 if cut is None else cut.overlap, context=self.context)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +207,7 @@ def ingest(
     model: options.Model,
     collection: CollectionOptions,
     columns: ColumnOptions,
-    chunks: ChunkOptions,
+    chunks: DocumentChunkOptions,
     run: RunOptions,
     ray: RayOptions,
     engine: EngineOptions,

@@ -16,10 +16,9 @@ import numpy.typing as npt
 from millpond.engine.composite.gather import combine
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import Plan
-from millpond.engine.output.spans import span_tokens
 from millpond.engine.schedule.call import CallOptions
 from millpond.engine.schedule.timing import CallFuture, CallTimer
-from millpond.engine.tokenize.tokenized import Tokenized
+from millpond.engine.tokenize.tokenized import Tokenized, span_tokens
 from millpond.errors import InputTooLongError
 from millpond.values.inputs import Item, SpannedText, TokenIds
 from millpond.values.outputs import TokenEmbeddingOutput, Usage

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from millpond.engine.tokenize.tokenized import TokenAlignment
+from millpond.engine.tokenize.tokenized import TokenAlignment, span_tokens
 from millpond.errors import InvalidRequestError
 
 FloatArray = npt.NDArray[np.float32]
@@ -28,18 +28,6 @@ def span_rows(
             raise InvalidRequestError(message)
         rows[i] = matrix[tokens].mean(axis=0, dtype=np.float64)
     return rows
-
-
-def span_tokens(alignment: TokenAlignment, spans: Sequence[tuple[int, int]]) -> list[npt.NDArray[np.int64]]:
-    """For each half-open character span, the indices of the tokens that :func:`span_rows` averages, ascending."""
-    own = np.flatnonzero(~alignment.special)
-    starts = alignment.offsets[own, 0]
-    stops = np.maximum(alignment.offsets[own, 1], starts + 1)
-    if (np.diff(starts) < 0).any() or (np.diff(stops) < 0).any():
-        return [own[(starts < end) & (stops > start)] for start, end in spans]
-    edges = np.array(spans, dtype=np.int64).reshape(-1, 2)  # of a book there are thousands
-    firsts, lasts = np.searchsorted(stops, edges[:, 0], side="right"), np.searchsorted(starts, edges[:, 1])
-    return [own[first:last] for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
 
 
 def _no_token_message(i: int, span: tuple[int, int], offsets: npt.NDArray[np.int32], index: int) -> str:
