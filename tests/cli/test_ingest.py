@@ -125,6 +125,12 @@ def test_chunks_of_a_long_text_are_rows(run: Run, model: Path, tmp_path: Path):
     few = run(*words, "--chunk", stdin=stdin, code=0).rows[0]["written"]
     more = run(*words, "--chunk-tokens", "20", "--chunk-overlap", "4", stdin=stdin, code=0).rows[0]["written"]
     assert 1 < few < more == count(url)
+    late = [*words[:-1], f"{url}late", "--chunk-context", "late"]
+    assert "--chunk-context='late' needs --chunk-tokens" in run(*late, stdin=stdin, code=2).err
+    run(*late, "--chunk-tokens", "20", "--chunk-overlap", "4", stdin=stdin, code=0)
+    assert count(f"{url}late") == more
+    mixed = run(*words, "--chunk-tokens", "20", "--chunk-context", "late", stdin=stdin, code=2).err
+    assert "rows that are embedded by themselves, and this run writes late chunks" in mixed
 
 
 def test_a_damaged_source_is_an_error_after_what_it_held(run: Run, model: Path, tmp_path: Path):

@@ -232,6 +232,19 @@ def test_chunks_of_a_record_are_shown_apart_or_once(search, engine: Engine, tmp_
     assert [row["id"] for row in once] == list(dict.fromkeys(row["id"] for row in every))
 
 
+@pytest.mark.parametrize("stage", [(), ("--rerank", "self")], ids=["one stage", "reranked"])
+def test_whole_documents_are_printed(search, engine: Engine, tmp_path: Path, stage: tuple[str, ...]):
+    chunking = Chunking(max_tokens=20, overlap=0.2)
+    url = fill(URLS["qdrant"].format(tmp_path), engine, [*RECORDS, Record("guide.md", LONG)], chunking=chunking)
+    chunks = search(url, "deep pond", *JSONL, "-k", 20, *stage).rows
+    found = search(url, "deep pond", *JSONL, "--expand", "parent", *stage).rows
+    assert [row["id"] for row in found] == list(dict.fromkeys(row["id"] for row in chunks)) and len(found) == 6
+    guide = next(row for row in found if row["id"] == "guide.md")
+    best = next(row for row in chunks if row["id"] == "guide.md")
+    assert guide["text"] == LONG and guide["metadata"] == best["metadata"] and guide["score"] == best["score"]
+    assert best["text"] == LONG[slice(guide["metadata"]["chunk_start"], guide["metadata"]["chunk_end"])] != LONG
+
+
 def test_settings_of_the_run_are_those_of_the_search(search, folder: Path, engine_of, tmp_path: Path):
     """A model's name alone would give another fingerprint."""
     url = fill(URLS["qdrant"].format(tmp_path), engine_of(folder / "bert", max_length=12, pooling="cls"))

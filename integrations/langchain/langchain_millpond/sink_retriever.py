@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from copy import deepcopy
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
@@ -53,6 +53,8 @@ class MillpondSinkRetriever(LangChainSource, BaseRetriever):
             database's own filter.
         hybrid: Fuse the ranking with that of the sparse vectors.
         sparse_engine: The engine of the sparse vectors, by default ``engine``. Never serialized.
+        expand: ``"parent"`` returns ``k`` documents in place of chunks, each once, with the text of all of its chunks;
+            its metadata is that of the best chunk, which is ``page_content[chunk_start:chunk_end]``.
         score_threshold: Return only documents with at least this score.
         pooling: Replaces the checkpoint's pooling method, as it did when the collection was filled.
     """
@@ -68,6 +70,7 @@ class MillpondSinkRetriever(LangChainSource, BaseRetriever):
     filter: Any = None
     hybrid: bool = False
     sparse_engine: Engine | None = Field(default=None, exclude=True, repr=False)
+    expand: Literal["parent"] | None = None
     score_threshold: float | None = None
     pooling: str | None = None
 
@@ -96,6 +99,7 @@ class MillpondSinkRetriever(LangChainSource, BaseRetriever):
             filter=self.filter if filter is None else filter,
             hybrid=self.hybrid,
             sparse_engine=self.sparse_engine,
+            **({} if self.expand is None else {"expand": self.expand}),
         )
         return [
             Document(

@@ -93,13 +93,21 @@ class ParquetExport:
         """The files to import, in order."""
         return [self.folder / part["file"] for part in self._parts]
 
-    def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
+    def prepare(
+        self,
+        spec: ModelSpec,
+        *,
+        sparse: ModelSpec | None = None,
+        chunked: bool = False,
+        context: str | None = None,
+    ) -> None:
         """Make the folder, or check that it was written with this model and these settings.
 
         Args:
             spec: The model of the vectors.
             sparse: The model of a hybrid export's sparse vectors; by default the same one.
             chunked: Whether records are cut into chunks.
+            context: What the vectors of chunks know beside their own text, as in :class:`~millpond.ingest.Chunking`.
 
         Raises:
             FingerprintMismatchError: The folder was written with another model.
@@ -108,7 +116,12 @@ class ParquetExport:
         """
         chosen = sparse_spec(spec, sparse) if self.hybrid else None
         own = CollectionManifest.of(
-            spec, dimensions=self.dimensions, fields=self._fields, sparse=chosen, chunked=chunked
+            spec,
+            dimensions=self.dimensions,
+            fields=self._fields,
+            sparse=chosen,
+            chunked=chunked,
+            context=context,
         )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -72,17 +72,24 @@ def audit(sink: CollectionSink[Any], models: Models, options: AuditOptions | Non
         What was found.
 
     Raises:
-        InvalidRequestError: There is no such collection or field, or the collection has no dense vectors or no texts.
+        InvalidRequestError: There is no such collection or field, or the collection has no dense vectors, no texts, or
+            late chunks.
         SinkError: The database does not answer, or its sink cannot read what others wrote.
     """
     options = AuditOptions() if options is None else options
     raw = sink.raw()
+    manifest = sink.describe().manifest
+    if isinstance(manifest, CollectionManifest) and manifest.context is not None:
+        raise InvalidRequestError(
+            f"collection {sink.collection!r} holds late chunks, whose vectors are of whole documents and not of the "
+            "texts that are stored; compare it with its source by millpond ingest --verify"
+        )
     vectors = _field(raw, options.vector, sink.collection)
     known = scan(
         raw,
         vectors,
         text=options.text,
-        hashed=isinstance(sink.describe().manifest, CollectionManifest),
+        hashed=isinstance(manifest, CollectionManifest),
         sample=max(options.sample, _FORM_ROWS),
         advance=options.advance,
     )

@@ -12,7 +12,7 @@ from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import NOT_ARITHMETIC, Checkpoint
 from millpond.checkpoints.classifiers import entailment
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
-from millpond.checkpoints.modules import Codes, Convolution, Dense, Lstm, Pooling
+from millpond.checkpoints.modules import Codes, Convolution, Dense, Lstm, Normalize, Pooling
 from millpond.checkpoints.task_detection import DetectedTasks
 from millpond.errors import ModelLoadError
 from millpond.tasks import Activation
@@ -117,6 +117,7 @@ def build_spec(
         architecture=checkpoint.architecture or architecture.model_class,
         model_type=architecture.model_type,
         pooling=(own_pooling,) if own_pooling is not None else layout.pooling.modes,
+        has_layers=any(not isinstance(head, Normalize) for head in layout.heads),
         normalize=layout.normalize,
         dimensions=dimensions,
         codes=bool(layout.heads) and isinstance(layout.heads[-1], Codes),

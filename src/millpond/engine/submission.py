@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from millpond.engine.composite import entities, listwise, scoring, zero_shot
+from millpond.engine.composite.late_chunks import late_chunks
 from millpond.engine.composite.windows import in_windows
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.interrupts import defer_sigint
@@ -136,10 +137,12 @@ class Submission:
         if task == "token_classify" and (params.labels is not None or self.loaded.entities is not None):
             return self._entities(items, params, options)
         plan = self.plan(task, params, len(items), pairs)
-        resolve.check_spans(items, task, plan)
+        resolve.check_spans(items, task, plan, windows=params.long_texts == "windows")
         if params.long_texts is not None:
             queue = partial(self.dispatcher.submit, owner=self)
-            return in_windows(items, plan, self.loaded, queue, self.dispatcher.threads)
+            composed: Any = late_chunks if params.long_texts == "windows" else in_windows
+            whole: CallFuture[Any] = composed(items, plan, self.loaded, queue, self.dispatcher.threads)
+            return whole
         return self.dispatcher.submit(items, plan, options, owner=self)
 
     def _route(self, role: Role | None) -> Submission | None:

@@ -117,6 +117,7 @@ class TaskMethods(ABC):
         normalize: bool | None = None,
         adapter: str | None = None,
         spans: Sequence[Sequence[tuple[int, int]]] | None = None,
+        long_texts: Literal["windows"] | None = None,
         truncate: Truncate = "auto",
         show_progress: bool = False,
     ) -> TokenEmbeddingOutput:
@@ -135,6 +136,9 @@ class TaskMethods(ABC):
             adapter: One of ``spec.adapters``; by default the adapter for the role.
             spans: Late chunking: for each text its chunks, as half-open character spans. The matrix then has a row for
                 each span, the mean of its tokens in the context of the whole text (Günther et al., 2024).
+            long_texts: With ``spans``, ``"windows"`` reads an over-long text to its end, in windows that overlap; a
+                span is pooled from the one in which it has most context, and must be shorter than a window. Nothing is
+                truncated, and a span without tokens gets a row of zeros.
             truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text, ``"auto"`` the end that the
                 checkpoint's ``truncation_side`` names; ``"error"`` refuses the text.
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
@@ -149,6 +153,7 @@ class TaskMethods(ABC):
             dimensions=dimensions,
             normalize=normalize,
             adapter=adapter,
+            long_texts=long_texts,
             truncate=truncate,
         )
         items = texts if spans is None else validate.with_spans(texts, spans)

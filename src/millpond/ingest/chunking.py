@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.ingest.record import Record, check_int
@@ -19,6 +19,10 @@ from millpond.support.blank import is_blank
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
+    from millpond.values.spec import ModelSpec
+
+Context = Literal["late"]
+"""What a chunk's vector knows beside its own text: ``late``, the whole document."""
 
 CHUNK_KEYS = ("chunk", "chunk_start", "chunk_end")
 """The keys of a piece's metadata: its number, and the characters of the whole text that it holds."""
@@ -55,6 +59,9 @@ class Chunking:
         max_tokens: Most tokens of a piece, without special tokens and the prompt; ``None``: as many as the model reads.
         overlap: How many tokens a piece repeats of the one before, or which share of ``max_tokens``; fewer, where whole
             words have fewer. At most half of it.
+        context: ``"late"`` pools the vector of each piece from the states of the whole document (Günther et al., 2024),
+            read in windows if it is longer than the model reads; ``max_tokens`` is then at most three quarters of
+            what that is. ``None`` embeds each piece by itself.
 
     Raises:
         InvalidRequestError: A value out of its range.
@@ -62,8 +69,16 @@ class Chunking:
 
     max_tokens: int | None = None
     overlap: int | float = 0.1
+    context: Context | None = None
 
     def __post_init__(self) -> None:
+        if self.context not in (None, "late"):
+            raise InvalidRequestError(f"context={self.context!r} is unknown; choose late, or leave it out")
+        if self.context is not None and self.max_tokens is None:
+            raise InvalidRequestError(
+                "context='late' needs max_tokens, since a chunk of as many tokens as the model reads has no context; "
+                "choose 128"
+            )
         if self.max_tokens is not None:
             check_int("max_tokens", self.max_tokens)
         if type(self.overlap) not in (int, float) or not 0 <= self.overlap < math.inf:
@@ -97,6 +112,7 @@ class Chunker:
         count_tokens: The number of tokens of a text, as the model counts them, without special tokens and prompt.
         max_tokens: Most tokens of a piece.
         overlap: Most tokens that a piece repeats of the one before, in whole words; at most half of ``max_tokens``.
+        context: As in :class:`Chunking`.
 
     Attributes:
         settings: All but the tokenizer that decides where a text is cut: with another value, texts are cut again.
@@ -106,7 +122,14 @@ class Chunker:
         MissingExtraError: The splitter is not installed.
     """
 
-    def __init__(self, count_tokens: Callable[[str], int], *, max_tokens: int, overlap: int = 0) -> None:
+    def __init__(
+        self,
+        count_tokens: Callable[[str], int],
+        *,
+        max_tokens: int,
+        overlap: int = 0,
+        context: Context | None = None,
+    ) -> None:
         check_int("max_tokens", max_tokens)
         _check_overlap(overlap, max_tokens)
         try:
@@ -119,8 +142,10 @@ class Chunker:
         self._count = lru_cache(_KEPT_COUNTS)(count_tokens)
         self.max_tokens = max_tokens
         self.overlap = overlap
+        self.context = context
         self.settings = (
             f"semantic-text-splitter {version('semantic-text-splitter')}, {max_tokens} tokens, {overlap} twice"
+            f"{'' if context is None else f', {context}'}"
         )
         # The splitter's own overlap repeats whole sentences or paragraphs only: nothing, at most cuts.
         self._texts = library.TextSplitter.from_callback(self._size, max_tokens - overlap)
@@ -138,8 +163,11 @@ class Chunker:
             A chunker for this engine.
 
         Raises:
-            InvalidRequestError: The engine does not read as many tokens, or none of a text.
+            InvalidRequestError: The engine does not read as many tokens, or none of a text, or its vectors are no means
+                of token rows, of which late chunks are made.
         """
+        if chunking.context == "late":
+            check_late(engine.spec)
         # Special tokens, and the prompt of documents.
         (added,) = engine.count_tokens([""], role="document")
         room = engine.spec.max_length - added
@@ -155,10 +183,17 @@ class Chunker:
                 f"{engine.spec.max_length} without {added} for prompt and special tokens; choose at most {room}"
             )
 
+        if chunking.context == "late" and 4 * max_tokens > 3 * room:
+            raise InvalidRequestError(
+                f"max_tokens={max_tokens} is more than three quarters of the {room} tokens of text that "
+                f"{engine.spec.name} reads, which leaves a late chunk little context; choose at most {3 * room // 4}"
+            )
+
         def count(text: str) -> int:
             return engine.count_tokens([text], role="document")[0] - added
 
-        return cls(count, max_tokens=max_tokens, overlap=chunking.overlap_tokens(max_tokens))
+        overlap = chunking.overlap_tokens(max_tokens)
+        return cls(count, max_tokens=max_tokens, overlap=overlap, context=chunking.context)
 
     def split(self, record: Record) -> list[Record]:
         """The pieces of a record's text, in order.
@@ -175,9 +210,14 @@ class Chunker:
             Records, at least one.
 
         Raises:
-            InvalidRequestError: One character alone has more tokens than a piece may have.
+            InvalidRequestError: One character alone has more tokens than a piece may have; or the vector of a piece is
+                to be made of its whole document, which is not there.
         """
         text = record.text
+        if self.context is not None and is_chunk(record):
+            raise InvalidRequestError(
+                "it is a chunk of a document, and late chunks are made of whole documents; ingest the document"
+            )
         if is_chunk(record) or self._fits(text) or is_blank(text):
             return [record]
         path = record.metadata.get("path")  # of a section of a file, whose id has more
@@ -272,6 +312,36 @@ class _LineCounter:
         self._line += self._text.count("\n", self._place, start)
         self._place = start
         return dict(zip(LINE_KEYS, (self._line, self._line + self._text.count("\n", start, end)), strict=True))
+
+
+def text_span(record: Record, chunk: Record) -> tuple[int, int]:
+    """The characters of a record's text that a piece of it holds, or the record itself."""
+    if chunk.text == record.text:
+        return 0, len(record.text)
+    return chunk.metadata[CHUNK_KEYS[1]], chunk.metadata[CHUNK_KEYS[2]]
+
+
+def check_late(spec: ModelSpec) -> None:
+    """Raise unless late chunks can be made of a model's token rows.
+
+    Args:
+        spec: The model.
+
+    Raises:
+        InvalidRequestError: It pools in another way than by the mean of its token rows, or has layers behind that.
+    """
+    reason = None
+    if "token_embed" not in spec.tasks:
+        reason = "it has no token rows"
+    elif spec.pooling != ("mean",):
+        reason = f"its pooling is {'+'.join(spec.pooling)}, which reads no span of a text"
+    elif spec.has_layers:
+        reason = "layers follow its pooling"
+    if reason is not None:
+        raise InvalidRequestError(
+            f"context='late' averages the token rows of each chunk as a model with mean pooling does, and "
+            f"{spec.name} is none: {reason}; leave context out, or choose a model with mean pooling"
+        )
 
 
 def is_chunk(record: Record) -> bool:

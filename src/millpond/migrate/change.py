@@ -94,6 +94,16 @@ class Change:
                 f"the collection has the vectors of {old.model} with these settings and the widths "
                 f"{list(old.dimensions)} already; there is nothing to migrate"
             )
+        if self.chunking is not None and self.chunking.context is not None:
+            raise InvalidRequestError(
+                "a migration embeds row by row, and late chunks are made of whole documents; ingest the source into "
+                "another collection by millpond ingest --chunk-context late"
+            )
+        if old.context is not None and not self.rechunks:
+            raise InvalidRequestError(
+                "the collection holds late chunks, which are made of whole documents, and a migration embeds row by "
+                "row; ingest the source into another collection, or name it with --source and --chunk for plain chunks"
+            )
         if self.chunking is not None and old.chunked and self.records is None:
             raise InvalidRequestError(
                 "the collection holds chunks, which cannot be joined to the texts that they were cut from; name the "

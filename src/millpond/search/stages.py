@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record
+from millpond.ingest.sinks.parents import Expand, with_parents
 from millpond.search.stored_model import DescribedModel, describe_named, describe_stored, placement
 from millpond.tasks import ScoreMethod
 
@@ -32,6 +33,7 @@ class StagePlan:
     k: int = 10  # most records
     threshold: float | None = None  # least score of a record
     per_record: bool = False  # a record of several chunks once, by its best chunk
+    expand: Expand | None = None  # `parent`: as `per_record`, with the text of the whole record
     coarse_to_fine: bool | None = None  # candidates by the smallest width, scored by the largest; `None`: as the sink
     hybrid: bool | None = None  # fused with the ranking of sparse vectors; `None`: if the collection has them
     rerank: str | None = None  # the model of a second stage, or SELF
@@ -128,11 +130,14 @@ class SearchStages:
         start = time.perf_counter()
         plan = self.plan
         ranked = rank_again(self.rerank_engine, question.text, self._retrieve(question.text), plan)
-        if plan.per_record:
+        if plan.per_record or plan.expand is not None:
             best: dict[str, RankedHit] = {}
             for each in ranked:
                 best.setdefault(each.hit.id, each)
             ranked = list(best.values())
+        if plan.expand is not None and self.rerank_engine is not None:  # else the search did it
+            hits = with_parents(self.sink, [each.hit for each in ranked[: plan.k]])
+            ranked = [replace(each, hit=hit) for each, hit in zip(ranked, hits, strict=False)]
         lowest = plan.threshold
         return Answer(
             query_id=question.id,
@@ -144,7 +149,8 @@ class SearchStages:
         )
 
     def _retrieve(self, question: str) -> list[Hit]:
-        staged = self.rerank_engine is not None or self.plan.per_record
+        per_record = self.plan.per_record and self.plan.expand is None
+        staged = self.rerank_engine is not None or per_record
         k, candidates, limit = self.plan.k, self.plan.candidates, self.sink.max_results
         if candidates is not None and limit is not None and candidates > limit and staged:
             raise InvalidRequestError(
@@ -162,6 +168,7 @@ class SearchStages:
             filter=self.filter,
             hybrid=self.hybrid,
             sparse_engine=self.sparse_engine,
+            expand=None if self.rerank_engine is not None else self.plan.expand,
         )
 
 

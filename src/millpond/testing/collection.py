@@ -26,6 +26,25 @@ QUESTIONS = ["how to mend zip archives", "the price of arteries", "a song about 
 FORMED = [Record(name, f"the {name}", {"n": number}) for number, name in enumerate(("weir", "sluice", "race", "pond"))]
 
 
+_WEIR = "\n\n".join(f"the weir of mill {n} holds weir water" for n in range(70))
+_POND = "a pond is still water, and more of it than a river holds"
+
+
+def _chunks(name: str, text: str, count: int) -> list[Record]:
+    """A text cut into pieces that begin inside the one before, but for those that begin a line."""
+    lines = text.split("\n\n") if "\n\n" in text else [text]
+    pieces = []
+    for line in lines:
+        at, size = text.index(line), len(line) * len(lines) // count
+        pieces += [
+            (max(at, start - 3), min(at + len(line), start + size + 1)) for start in range(at, at + len(line), size)
+        ]
+    return [
+        Record(name, text[start:end], {"page": 3, "chunk": n, "chunk_start": start, "chunk_end": end}, chunk=n)
+        for n, (start, end) in enumerate(pieces)
+    ]
+
+
 def best(scores: Mapping[str, float], k: int) -> list[str]:
     """The ids of the ``k`` largest scores."""
     return sorted(scores, key=scores.__getitem__, reverse=True)[:k]
@@ -81,20 +100,23 @@ class CollectionSinkContract(SinkContract):
         sink.close()
         return self.make(folder, **options)
 
-    def of_layouts(self, folder: Path, engine: WordEngine, rows: Sequence[Record]) -> Iterator[tuple[str, Any]]:
+    def of_layouts(
+        self, folder: Path, engine: WordEngine, rows: Sequence[Record], **form: Any
+    ) -> Iterator[tuple[str, Any]]:
         """A sink of each field layout, with these records.
 
         Args:
             folder: The folder of the sinks.
             engine: The engine that embeds the records.
             rows: The records.
+            **form: Arguments of ``prepare``.
 
         Yields:
             The name of a layout, and its sink.
         """
         for layout in self.layouts:
             sink = self.make(folder, collection=layout, dimensions=self.widths, fields=layout)
-            fill(sink, engine, rows, self.widths)
+            fill(sink, engine, rows, self.widths, **form)
             yield layout, sink
             sink.close()
 
@@ -244,6 +266,27 @@ class CollectionSinkContract(SinkContract):
             assert [row.text for page in stored_rows(sink, page=1) for row in page.values()] == [
                 record.text for record in stored.values()
             ]
+
+    def test_chunks_are_expanded_to_their_documents(self, tmp_path: Path, engine: WordEngine) -> None:
+        rows = [*records(24), *_chunks("weir", _WEIR, 70), *_chunks("pond", _POND, 2)]
+        for layout, sink in self.of_layouts(tmp_path, engine, rows, chunked=True, context="late"):
+            (first, *others) = sink.search(engine, "weir weir weir", k=3, expand="parent")
+            assert first.id == "weir" and first.text == _WEIR and len({hit.id for hit in others} | {"weir"}) == 3
+            span = slice(first.metadata["chunk_start"], first.metadata["chunk_end"])
+            chunks = sink.search(engine, "weir weir weir", k=3)
+            assert {hit.id for hit in chunks} == {
+                "weir"
+            }  # which are more hits of one document than there are asked for
+            assert first.score == pytest.approx(chunks[0].score, abs=self.score_error)
+            assert _WEIR[span] == chunks[0].text and first.metadata["page"] == 3
+            whole = sink.search(engine, "pond", k=200, expand="parent")
+            assert len(whole) == len({hit.id for hit in whole}) == 26, layout
+            assert {hit.id: hit.text for hit in whole}["pond"] == _POND
+            assert sink.open().context == "late"
+            with pytest.raises(InvalidRequestError, match="late chunks, pooled from whole documents"):
+                sink.prepare(engine.spec, chunked=True)
+            with pytest.raises(InvalidRequestError, match="expand='all' is unknown"):
+                sink.search(engine, "pond", expand="all")
 
     def test_a_collection_opened_again_is_the_same(self, tmp_path: Path, engine: WordEngine) -> None:
         layout = self.layouts[-1]

@@ -40,9 +40,9 @@ def vectors(engine: WordEngine, texts: Sequence[str], width: int) -> npt.NDArray
     return np.asarray(engine.embed(texts, dimensions=width, normalize=True).embeddings, dtype=np.float32)
 
 
-def fill(sink: Any, engine: WordEngine, rows: Sequence[Record], widths: Sequence[int]) -> None:
-    """Prepare a sink, and write records to it."""
-    sink.prepare(engine.spec)
+def fill(sink: Any, engine: WordEngine, rows: Sequence[Record], widths: Sequence[int], **form: Any) -> None:
+    """Prepare a sink, for rows of a form, and write records to it."""
+    sink.prepare(engine.spec, **form)
     texts = [record.text for record in rows]
     sink.write(
         WriteBatch(

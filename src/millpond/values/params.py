@@ -50,7 +50,8 @@ class PoolingParams:
         aggregation: How ``token_classify`` joins tokens into entities, as transformers' pipeline names it.
         adapter: The name of one of the checkpoint's adapters (jina-embeddings-v3: ``spec.adapters``); ``None`` is the
             role's adapter.
-        long_texts: ``"mean"`` embeds an over-long text in windows and averages them, weighted by their tokens.
+        long_texts: ``"mean"`` embeds an over-long text in windows and averages them, weighted by their tokens;
+            ``"windows"`` pools spans of an over-long text from windows of it.
         truncate: The end at which an over-long text is cut (``"auto"``: the one that the checkpoint names), or
             ``"error"``.
         truncate_prompt_tokens: Cut to this many tokens instead of the model's maximum (-1 is the maximum).
@@ -74,7 +75,7 @@ class PoolingParams:
     nested: bool = False
     aggregation: Aggregation = "none"
     adapter: str | None = None
-    long_texts: Literal["mean"] | None = None
+    long_texts: Literal["mean", "windows"] | None = None
     truncate: Truncate = "auto"
     truncate_prompt_tokens: int | None = None
     output_dtype: OutputDtype = "float32"
@@ -150,7 +151,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "truncate": TRUNCATIONS,
     "output_dtype": OUTPUT_DTYPES,
     "aggregation": AGGREGATIONS,
-    "long_texts": (None, "mean"),
+    "long_texts": (None, "mean", "windows"),
     "activation": (None, *ACTIVATIONS),
 }
 

@@ -28,6 +28,7 @@ class ModelSpec:
         architecture: ``architectures[0]`` of its config (of the architecture table, if the config names none).
         model_type: transformers' ``model_type``, the key of the architecture table.
         pooling: Pooling modes, whose vectors are concatenated in this order; nearly every checkpoint has one.
+        has_layers: Whether layers (Dense, LayerNorm) follow the pooling, so that a vector is no mean of token rows.
         normalize: Whether the checkpoint L2-normalizes its vectors.
         has_modules: Whether the checkpoint's files list its modules (modules.json), and with them pooling and
             normalization; otherwise these are the defaults of its family.
@@ -63,6 +64,7 @@ class ModelSpec:
     architecture: str
     model_type: str
     pooling: tuple[PoolingMode, ...]
+    has_layers: bool = False
     normalize: bool
     dimensions: int
     hidden_size: int

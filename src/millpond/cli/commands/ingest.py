@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -78,7 +78,7 @@ class ColumnOptions(RecordOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkOptions:
-    """How long texts are cut; the last two are the fields of :class:`millpond.ingest.Chunking`."""
+    """How long texts are cut; the last two are fields of :class:`millpond.ingest.Chunking`."""
 
     chunk: bool = option(
         False, "Cut texts that are longer than the model reads into chunks, a row each.", flags="--chunk"
@@ -106,6 +106,28 @@ class ChunkOptions:
             return Chunking(max_tokens=self.max_tokens)
         whole = self.overlap >= 1 and self.overlap.is_integer()
         return Chunking(max_tokens=self.max_tokens, overlap=int(self.overlap) if whole else self.overlap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentChunkOptions(ChunkOptions):
+    """How long texts are cut, where whole documents are read."""
+
+    context: Literal["late"] | None = option(
+        None,
+        "Pool each chunk's vector from the states of its whole document, of a model with mean pooling (late); needs "
+        "--chunk-tokens.",
+        flags="--chunk-context",
+    )
+
+    @property
+    def chunking(self) -> Chunking | None:
+        """How ``ingest`` cuts."""
+        cut = super().chunking
+        if self.context is None:
+            return cut
+        from millpond.ingest.chunking import Chunking
+
+        return Chunking(max_tokens=self.max_tokens, overlap=0.1 if cut is None else cut.overlap, context=self.context)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +207,7 @@ def ingest(
     model: options.Model,
     collection: CollectionOptions,
     columns: ColumnOptions,
-    chunks: ChunkOptions,
+    chunks: DocumentChunkOptions,
     run: RunOptions,
     ray: RayOptions,
     engine: EngineOptions,

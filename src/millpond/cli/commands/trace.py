@@ -59,6 +59,7 @@ def _as_json(found: list[RowOrigin], manifest: CollectionManifest) -> dict[str, 
         "dimensions": list(manifest.dimensions),
         "fields": manifest.fields,
         "chunked": manifest.chunked,
+        "context": manifest.context,
         "runs": [note.to_json() for note in manifest.runs],
     }
 

@@ -17,7 +17,7 @@ import typer
 from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped, open_cache
 from millpond.cli.arguments.options import Model, option
 from millpond.cli.arguments.stop_signals import stop_signals
-from millpond.cli.commands.ingest import ChunkOptions, CollectionOptions, StateOptions, metadata_option
+from millpond.cli.commands.ingest import CollectionOptions, DocumentChunkOptions, StateOptions, metadata_option
 from millpond.errors import SinkError
 from millpond.support.cache_folder import cache_folder
 
@@ -77,7 +77,7 @@ def watch(
     model: Model,
     collection: CollectionOptions,
     columns: KeyOptions,
-    chunks: ChunkOptions,
+    chunks: DocumentChunkOptions,
     state: StateOptions,
     follow: WatchOptions,
     engine: EngineOptions,

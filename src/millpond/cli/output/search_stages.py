@@ -10,6 +10,7 @@ import typer
 from millpond.cli.arguments import options
 from millpond.cli.arguments.options import option
 from millpond.cli.output.results_table import score_name
+from millpond.ingest.sinks.parents import Expand
 from millpond.search.stages import Answer, SearchStages, StagePlan
 from millpond.support.filters import no_match
 from millpond.values.fingerprint import stored_name
@@ -28,6 +29,9 @@ class StageOptions(StagePlan):
     k: options.K = 10
     threshold: float | None = option(None, "Print records of at least this score.", "SCORE")
     per_record: bool = option(False, "Print a record of several chunks once, by its best chunk.", flags="--per-record")
+    expand: Expand | None = option(
+        None, "Print the whole text of the record (parent) of each chunk, each record once.", flags="--expand"
+    )
     coarse_to_fine: bool | None = option(
         None,
         "Find candidates by the smallest width and score them by the largest, or search that one alone (default: the "

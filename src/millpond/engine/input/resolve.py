@@ -25,7 +25,7 @@ _LOGITS = _ANY | frozenset({"activation"})
 _VECTORS = _TEXT | frozenset("dimensions normalize".split())
 _READS: dict[Task, frozenset[str]] = {
     "embed": _VECTORS | {"output_dtype", "long_texts"},
-    "token_embed": _VECTORS,
+    "token_embed": _VECTORS | {"long_texts"},
     "sparse_embed": _TEXT,
     "classify": _LOGITS | {"prompt", "prompt_name", "labels", "template", "multi_label"},
     "token_classify": _LOGITS
@@ -120,6 +120,11 @@ def plan(
     unread = sorted(params.given() - _READS[task])
     if unread:
         raise InvalidRequestError(f"{unread[0]}={getattr(params, unread[0])!r} means nothing to {task}; leave it out")
+    if params.long_texts == ("windows" if task == "embed" else "mean"):
+        other = "mean" if task == "embed" else "windows"
+        raise InvalidRequestError(
+            f"long_texts={params.long_texts!r} means nothing to {task}; pass {other!r}, or leave it out"
+        )
     for name in ("template", "multi_label", "threshold", "nested"):
         if name in params.given() and params.labels is None:
             raise InvalidRequestError(f"{name}={getattr(params, name)!r} means nothing without labels; leave it out")
@@ -224,8 +229,13 @@ def _adapter(params: PoolingParams, spec: ModelSpec) -> int:
     return spec.adapters.index(name) if name in spec.adapters else -1
 
 
-def check_spans(items: Sequence[Item], task: Task, plan: Plan) -> None:
-    """Refuse texts with spans, except for plain token embeddings."""
+def check_spans(items: Sequence[Item], task: Task, plan: Plan, *, windows: bool = False) -> None:
+    """Refuse texts with spans, except for plain token embeddings; with ``windows`` every item must have some."""
+    bare = next((i for i, item in enumerate(items) if windows and not isinstance(item, SpannedText)), None)
+    if bare is not None:
+        raise InvalidRequestError(
+            f"long_texts='windows' pools spans, and the text at index {bare} has none; pass spans"
+        )
     if (plan.form == "colbert" or task != "token_embed") and SpannedText in set(map(type, items)):
         for i, item in enumerate(items):
             if isinstance(item, SpannedText):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from millpond.engine.tokenize.tokenized import TokenAlignment
+from millpond.engine.tokenize.tokenized import TokenAlignment, span_tokens
 from millpond.errors import InvalidRequestError
 
 FloatArray = npt.NDArray[np.float32]
@@ -21,14 +21,11 @@ def span_rows(
     A token that reaches over a span's edge counts on both sides. A token without characters, as some tokenizers have
     for whitespace, counts for the character that it stands before. ``index``: of the text in the caller's list.
     """
-    offsets, special = alignment.offsets, alignment.special
-    starts = offsets[:, 0]
-    stops = np.maximum(offsets[:, 1], starts + 1)
     rows = np.empty((len(spans), matrix.shape[1]), dtype=np.float32)
-    for i, (start, end) in enumerate(spans):
-        tokens = np.flatnonzero((starts < end) & (stops > start) & ~special)
+    for i, tokens in enumerate(span_tokens(alignment, spans)):
         if not len(tokens):
-            raise InvalidRequestError(_no_token_message(i, (start, end), offsets[~special], index))
+            message = _no_token_message(i, spans[i], alignment.offsets[~alignment.special], index)
+            raise InvalidRequestError(message)
         rows[i] = matrix[tokens].mean(axis=0, dtype=np.float64)
     return rows
 

@@ -93,6 +93,18 @@ def unfold_offsets(offsets: npt.NDArray[np.int32], text: str) -> npt.NDArray[np.
     return np.stack((origin[starts], lasts), axis=1).astype(np.int32)
 
 
+def span_tokens(alignment: TokenAlignment, spans: Sequence[tuple[int, int]]) -> list[npt.NDArray[np.int64]]:
+    """For each half-open character span, the indices of the tokens that overlap it, ascending; special ones do not."""
+    own = np.flatnonzero(~alignment.special)
+    starts = alignment.offsets[own, 0]
+    stops = np.maximum(alignment.offsets[own, 1], starts + 1)
+    if (np.diff(starts) < 0).any() or (np.diff(stops) < 0).any():
+        return [own[(starts < end) & (stops > start)] for start, end in spans]
+    edges = np.array(spans, dtype=np.int64).reshape(-1, 2)  # of a book there are thousands
+    firsts, lasts = np.searchsorted(stops, edges[:, 0], side="right"), np.searchsorted(starts, edges[:, 1])
+    return [own[first:last] for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+
+
 def word_numbers(
     offsets: npt.NDArray[np.int32],
     special: npt.NDArray[np.bool_],

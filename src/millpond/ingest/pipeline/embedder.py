@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, compress, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,11 +22,13 @@ from millpond.errors import (
     MillpondError,
     ModelLoadError,
 )
+from millpond.ingest.chunking import Context, text_span
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.batch import FloatArray, WriteBatch, storable
 from millpond.ingest.telemetry.trace import RunTrace
 from millpond.tasks import Task
-from millpond.values.outputs import EmbeddingOutput, SparseEmbeddingOutput
+from millpond.values.inputs import Item, SpannedText
+from millpond.values.outputs import EmbeddingOutput, SparseEmbeddingOutput, TokenEmbeddingOutput
 from millpond.values.params import PoolingParams
 from millpond.vectors import matryoshka
 
@@ -106,12 +108,14 @@ class RecordEmbedder:
         widths: Sequence[int],
         *,
         sparse_engine: Engine | None = None,
+        context: Context | None = None,
         trace: RunTrace | None = None,
         check: Callable[[], object] = lambda: None,
     ) -> None:
         self._engine = engine
         self._widths = widths
         self._sparse_engine = sparse_engine
+        self._context = context
         self._trace = RunTrace(vectors=0) if trace is None else trace
         self._check = check
         self._failing_records = 0  # since the engine last embedded a record
@@ -121,7 +125,11 @@ class RecordEmbedder:
         texts = [chunk.text for record in records for chunk in record.chunks]
         # Full width, not normalized: every other width is cut from it.
         params = PoolingParams(role="document", dimensions=self._engine.spec.dimensions, normalize=False)
-        dense = self._submit(self._engine, "embed", texts, params)
+        if self._context is None:
+            dense = self._submit(self._engine, "embed", texts, params)
+        else:  # each document once; what its chunks become depends on all of it, so that no cache has them
+            params = replace(params, long_texts="windows")
+            dense = self._submit(self._engine, "token_embed", [_spanned(record) for record in records], params)
         sparse = None
         if self._sparse_engine is not None:
             try:
@@ -134,7 +142,7 @@ class RecordEmbedder:
     def complete(self, call: EmbeddingCall) -> Iterator[EmbeddedRecords | UnembeddedRecord]:
         """Wait for a call, and go through its records; those of a failed one are embedded again by halves."""
         try:
-            output = call.dense.result()
+            output = _rows(call.dense.result())
             sparse = None if call.sparse is None else call.sparse.result()
         except _FATAL:
             raise
@@ -151,7 +159,7 @@ class RecordEmbedder:
             results = self._cut(call.records, output, sparse)
         yield from results
 
-    def _submit(self, engine: Engine, task: Task, texts: Sequence[str], params: PoolingParams) -> Future[Any]:
+    def _submit(self, engine: Engine, task: Task, texts: Sequence[Item], params: PoolingParams) -> Future[Any]:
         while True:
             try:
                 with TruncatedTexts.quiet():  # the run reports the texts of all its calls
@@ -201,6 +209,19 @@ class RecordEmbedder:
         if self._failing_records > _MAX_FAILING_RECORDS:
             raise error
         yield UnembeddedRecord(record=records[0], reason=str(error) or repr(error))
+
+
+def _spanned(record: PlannedRecord) -> SpannedText:
+    """A record's text, with the characters of each of its chunks."""
+    return SpannedText(record.record.text, tuple(text_span(record.record, chunk) for chunk in record.chunks))
+
+
+def _rows(output: EmbeddingOutput | TokenEmbeddingOutput) -> EmbeddingOutput:
+    """The row of each chunk, of late ones as of others."""
+    if isinstance(output, EmbeddingOutput):
+        return output
+    none = np.zeros(len(output.embeddings.flat), dtype=np.bool_)
+    return EmbeddingOutput(embeddings=output.embeddings.flat, cached=none, truncated=none, usage=output.usage)
 
 
 def _joined(

@@ -6,7 +6,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from millpond.ingest.pipeline.deletions import check_share
 from millpond.ingest.pipeline.delivery import RetryPolicy
 from millpond.ingest.pipeline.journal import Journal
 from millpond.ingest.pipeline.last_run import LastRun
-from millpond.ingest.pipeline.options import RunOptions, RunParts, Splitter
+from millpond.ingest.pipeline.options import RunOptions, RunParts, Splitter, chunk_form
 from millpond.ingest.pipeline.run import IngestRun
 from millpond.ingest.pipeline.source_items import StopRequest
 from millpond.ingest.pipeline.verify import forget_missing
@@ -145,7 +145,7 @@ def run_ingest(
     with ExitStack() as stack:
         reader = stack.enter_context(closing(reader_for(records)))
         journal, dead_letters = _open_files(stack, options, records)
-        sparse = prepare_sink(sink, engine, sparse_engine, chunked=chunker is not None)
+        sparse = prepare_sink(sink, engine, sparse_engine, form=chunk_form(chunker))
         if isinstance(sink, CollectionSink) and sink.manifest is not None:
             widths = list(sink.manifest.dimensions)
         entries = None if journal is None else journal.collection(journal_name(sink, engine.spec))
@@ -206,9 +206,9 @@ def check_model(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[int]:
     return sorted({spec.check_dimensions(width) for width in check_widths(dimensions) or (None,)})
 
 
-def prepare_sink(sink: Sink, engine: Engine, sparse_engine: Engine | None, *, chunked: bool) -> Engine | None:
-    """Open the collection; returns the engine of the sparse vectors, if the sink stores some."""
-    options: dict[str, Any] = {"chunked": True} if chunked else {}
+def prepare_sink(sink: Sink, engine: Engine, sparse_engine: Engine | None, *, form: Mapping[str, Any]) -> Engine | None:
+    """Open the collection, for rows of a :func:`chunk_form`; returns the engine of the sparse vectors it stores."""
+    options = dict(form)
     if getattr(sink, "hybrid", False):
         sparse_engine = engine if sparse_engine is None else sparse_engine
         options["sparse"] = sparse_engine.spec

@@ -6,9 +6,10 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from millpond.ingest.chunking import Chunker, Chunking
+from millpond.errors import InvalidRequestError
+from millpond.ingest.chunking import Chunker, Chunking, Context
 from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
 from millpond.ingest.pipeline.delivery import RetryPolicy
 from millpond.ingest.pipeline.journal import CollectionEntries
@@ -49,9 +50,33 @@ class RunOptions:
     stop: threading.Event | None = None
     trace: RunTrace | None = None
 
+    def __post_init__(self) -> None:
+        check_blank(self.keep_blank, self.chunking)
+
     def chunker(self, engine: Engine) -> Splitter | None:
         """What cuts the texts for an engine; ``None``: nothing."""
         return Chunker.for_engine(engine, self.chunking) if isinstance(self.chunking, Chunking) else self.chunking
+
+
+def chunk_form(chunking: Chunking | Splitter | None) -> dict[str, Any]:
+    """What a sink is told of the rows of a run, as arguments of its ``prepare``: nothing, if records stay whole."""
+    if chunking is None:
+        return {}
+    context = context_of(chunking)
+    return {"chunked": True} | ({} if context is None else {"context": context})
+
+
+def check_blank(keep_blank: bool, chunking: Chunking | Splitter | None) -> None:
+    """Raise InvalidRequestError if blank texts are to be kept, of which there are no late chunks."""
+    if keep_blank and context_of(chunking) is not None:
+        raise InvalidRequestError(
+            "keep_blank=True embeds blank texts, which have no token for context='late' to pool; leave one of them out"
+        )
+
+
+def context_of(chunking: Chunking | Splitter | None) -> Context | None:
+    """What the vectors of chunks know beside their own text; a splitter of one's own names nothing."""
+    return chunking.context if isinstance(chunking, Chunking | Chunker) else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ from millpond.ingest.pipeline.deletions import Deletions
 from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, EmbeddingCall, PlannedRecord, RecordEmbedder
 from millpond.ingest.pipeline.ledger import RunLedger
-from millpond.ingest.pipeline.options import RunParts
+from millpond.ingest.pipeline.options import RunParts, context_of
 from millpond.ingest.pipeline.page_timer import PageTimer
 from millpond.ingest.pipeline.planner import RecordPlanner
 from millpond.ingest.pipeline.source_items import SourceItems
@@ -56,7 +56,12 @@ class IngestRun:
         self._requests = RetryingWriter(parts.options.retry or RetryPolicy(), parts.stop, self._ledger.retrying)
         self._writer = BatchWriter(parts.sink, self._requests, self._ledger, parts.entries)
         self._embedder = RecordEmbedder(
-            parts.engine, parts.widths, sparse_engine=parts.sparse_engine, trace=parts.trace, check=self._writer.check
+            parts.engine,
+            parts.widths,
+            sparse_engine=parts.sparse_engine,
+            context=context_of(parts.chunker),
+            trace=parts.trace,
+            check=self._writer.check,
         )
         self._planner = RecordPlanner(parts, self._ledger, self._writer.check, self._requests)
         self._timer = PageTimer(self._write_all)

@@ -14,9 +14,10 @@ from ray.data import ActorPoolStrategy, Dataset
 
 from millpond.engine.loading import describe
 from millpond.errors import InvalidRequestError
-from millpond.ingest.chunking import Chunker, Chunking
+from millpond.ingest.chunking import Chunker, Chunking, check_late
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord, RecordEmbedder
 from millpond.ingest.pipeline.ingest import check_model
+from millpond.ingest.pipeline.options import check_blank, context_of
 from millpond.ingest.ray.worker import load_engine
 from millpond.ingest.record import Record, Rejected, check_int, content_hash, point_id
 from millpond.ingest.sinks.batch import FloatArray
@@ -91,6 +92,9 @@ def embed_dataset(
     check_int("batch_size", batch_size)
     config = engine_config(model, engine_options or {})
     spec = describe(config)
+    check_blank(keep_blank, chunking)
+    if chunking is not None and chunking.context is not None:
+        check_late(spec)
     least, most = (concurrency, concurrency) if isinstance(concurrency, int) else concurrency
     if not (type(least) is type(most) is int and 1 <= least <= most):
         raise InvalidRequestError(f"concurrency={concurrency!r} must be an int from 1, or a range like (1, 8)")
@@ -177,7 +181,7 @@ class BatchEmbedder:
 
     def __post_init__(self) -> None:
         engine = load_engine(self.config, self.cache, self.fingerprint)
-        self._embedder = RecordEmbedder(engine, self.widths)
+        self._embedder = RecordEmbedder(engine, self.widths, context=context_of(self.chunking))
         self._chunker = None if self.chunking is None else Chunker.for_engine(engine, self.chunking)
         self._rows = RowReader("the dataset", self.columns)
 
@@ -194,7 +198,7 @@ class BatchEmbedder:
                     chunks[index] = [item] if self._chunker is None else self._chunker.split(item)
                 except InvalidRequestError as error:
                     reasons[index] = str(error)
-        vectors = self._embed(chunks, reasons)
+        vectors = self._embed(items, chunks, reasons)
         rows: list[dict[str, Any]] = []
         for index, item in enumerate(items):
             if index in reasons:
@@ -211,14 +215,14 @@ class BatchEmbedder:
         return self._table(rows)
 
     def _embed(
-        self, chunks: Mapping[int, Sequence[Record]], reasons: dict[int, str]
+        self, items: Sequence[Record | Rejected], chunks: Mapping[int, Sequence[Record]], reasons: dict[int, str]
     ) -> dict[int, dict[int, FloatArray]]:
         """For each record its vectors of each width; why there are none is added to ``reasons``."""
         # Rows may share an id, and those of a call may not: here the position in the batch is the id.
         planned = [
             PlannedRecord(
-                record=Record(str(index), ""),
-                chunks=[Record(str(index), chunk.text, chunk=number) for number, chunk in enumerate(each)],
+                record=Record(str(index), cast(Record, items[index]).text),
+                chunks=[Record(str(index), chunk.text, chunk.metadata, number) for number, chunk in enumerate(each)],
             )
             for index, each in chunks.items()
         ]

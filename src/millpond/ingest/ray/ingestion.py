@@ -16,7 +16,7 @@ from millpond.errors import InvalidRequestError
 from millpond.ingest.arguments import check_sink
 from millpond.ingest.pipeline.delivery import RetryPolicy
 from millpond.ingest.pipeline.ingest import check_model, run_ingest
-from millpond.ingest.pipeline.options import RunOptions
+from millpond.ingest.pipeline.options import RunOptions, chunk_form
 from millpond.ingest.pipeline.run import IngestRun
 from millpond.ingest.ray.cluster import connected, count_workers
 from millpond.ingest.ray.dataset import DatasetReader, engine_config
@@ -98,7 +98,7 @@ def ingest_dataset(
             fingerprint=described.spec.fingerprint,
             widths=tuple(widths),
             open_sink=factory if writes else None,
-            chunked=run_options.chunking is not None,
+            form=chunk_form(run_options.chunking),
             policy=run_options.retry or RetryPolicy(),
         )
         workers = count_workers(workers, num_cpus=num_cpus, num_gpus=num_gpus, reads=reads)

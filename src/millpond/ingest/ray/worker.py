@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, cast
 from uuid import uuid4
@@ -34,7 +34,7 @@ class WorkerSettings:
     fingerprint: str  # that of the driver's model
     widths: tuple[int, ...]
     open_sink: Callable[[], Sink] | None  # opens the sink; `None` if the driver writes
-    chunked: bool
+    form: Mapping[str, Any]  # how records are cut, as `prepare` takes it
     policy: RetryPolicy
 
 
@@ -88,7 +88,8 @@ class Worker:
         with self._writing:
             sink, sparse = self._opened()
         log = _BatchLog()
-        embedder = RecordEmbedder(engine, self._settings.widths, sparse_engine=sparse, trace=log.trace)
+        context = self._settings.form.get("context")
+        embedder = RecordEmbedder(engine, self._settings.widths, sparse_engine=sparse, context=context, trace=log.trace)
         results = list(embedder.complete(embedder.submit(batch)))
         with self._writing:
             requests = RetryingWriter(self._settings.policy, self._stop, log.retrying)
@@ -138,7 +139,7 @@ class Worker:
             assert self._settings.open_sink is not None
             sink = self._settings.open_sink()
             try:
-                self._sparse = prepare_sink(sink, *self._load(), chunked=self._settings.chunked)
+                self._sparse = prepare_sink(sink, *self._load(), form=self._settings.form)
             except BaseException:
                 sink.close()
                 raise

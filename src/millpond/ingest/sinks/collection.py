@@ -20,10 +20,11 @@ from millpond.ingest.record import Record
 from millpond.ingest.sinks.batch import WriteBatch, request_sizes, slices
 from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter, find, inexact, matching
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
+from millpond.ingest.sinks.parents import Expand, best_of_each, check_expand, with_parents
 from millpond.ingest.sinks.preparation import create_or_check, prepare_copy
 from millpond.ingest.sinks.reader import CollectionReader
 from millpond.ingest.sinks.routes import Route, merged, routes
-from millpond.ingest.sinks.search import Hit, plan_search
+from millpond.ingest.sinks.search import MAX_RESULTS, Hit, plan_search
 from millpond.values.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -68,7 +69,14 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
         self._failed_write: str | None = None  # of an embedded database, whose later writes would be lost
         self._prepared: CollectionSink[NativeFilter] | None = None  # the sink of the collection that prepare chose
 
-    def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
+    def prepare(
+        self,
+        spec: ModelSpec,
+        *,
+        sparse: ModelSpec | None = None,
+        chunked: bool = False,
+        context: str | None = None,
+    ) -> None:
         """Create the collection, or check that it was created with this model, these widths and this field layout.
 
         Of a collection that exists a sink takes what it was not given: the widths, and the field layout.
@@ -77,6 +85,7 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
             spec: The model of the vectors.
             sparse: The model of a hybrid sink's sparse vectors; by default the same one.
             chunked: Whether records are cut into chunks.
+            context: What the vectors of chunks know beside their own text, as in :class:`~millpond.ingest.Chunking`.
 
         Raises:
             UnsupportedTaskError: The sink is hybrid, and the model makes no sparse vectors.
@@ -85,7 +94,12 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
         """
         chosen = sparse_spec(spec, sparse) if self.hybrid else None
         own = CollectionManifest.of(
-            spec, dimensions=self.dimensions, fields=self._fields or "plain", sparse=chosen, chunked=chunked
+            spec,
+            dimensions=self.dimensions,
+            fields=self._fields or "plain",
+            sparse=chosen,
+            chunked=chunked,
+            context=context,
         )
 
         def check(stored: CollectionManifest, own: CollectionManifest) -> None:
@@ -96,7 +110,7 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
         self._prepared = self
         if self._takes_no_part(self._manifest):
             self._prepared = self._serving_alike()
-            self._prepared.prepare(spec, sparse=sparse, chunked=chunked)
+            self._prepared.prepare(spec, sparse=sparse, chunked=chunked, context=context)
 
     def prepare_copy(self, source: CollectionManifest) -> None:
         """Create the collection for rows of another one, or check that it may take them, as :meth:`prepare` does.
@@ -253,6 +267,7 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
         filter: Mapping[str, object] | NativeFilter | None = None,
         hybrid: bool = False,
         sparse_engine: Engine | None = None,
+        expand: Expand | None = None,
     ) -> list[Hit]:
         """The records nearest to a question.
 
@@ -268,6 +283,9 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
                 ``{"gte": 2020, "lt": 2024}``; or the database's own filter.
             hybrid: Fuse the ranking with that of the sparse vectors, by reciprocal rank.
             sparse_engine: The engine of the sparse vectors, by default ``engine``.
+            expand: ``"parent"`` returns ``k`` documents in place of chunks, each once at the rank of its best chunk:
+                with that chunk's score and metadata, and the text of all chunks joined by their characters, so that
+                ``text[chunk_start:chunk_end]`` is the chunk. As many chunks as needed are fetched.
 
         Returns:
             At most ``k`` hits, best first; scores are cosine at the largest width, or fused ones. A row that a
@@ -280,6 +298,7 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
             SinkError: A row that is found was not written in the collection's field layout.
         """
         check_engine(engine)
+        check_expand(expand)
         limit = self._driver.max_results
         for name, value in (("k", k), ("candidates", candidates)):
             if limit is not None and isinstance(value, int) and value > limit:
@@ -292,8 +311,15 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
             "hybrid": hybrid,
             "sparse_engine": sparse_engine,
         }
-        search: Any = partial(self._search, engine, question, **options)
-        return merged(route, others[0], search, k, candidates) if others else search(route, k)
+
+        def found(asked: int) -> list[Hit]:
+            own = candidates if asked == k or candidates is None else max(candidates, asked)
+            search: Any = partial(self._search, engine, question, **{**options, "candidates": own})
+            return merged(route, others[0], search, asked, own) if others else search(route, asked)
+
+        if expand is None:
+            return found(k)
+        return with_parents(self, best_of_each(found, k, limit or MAX_RESULTS))
 
     def check_searches(self, spec: ModelSpec) -> None:
         """Raise unless a question of this model finds the collection's rows: it filled them, or a bridge leads there.

@@ -50,6 +50,7 @@ class CollectionDescription:
                 "datatype": self.datatype,
                 "fields": manifest.fields,
                 "chunked": manifest.chunked,
+                "context": manifest.context,
                 "run": manifest.run or None,  # the id of the run that wrote last
                 "succession": None if manifest.succession is None else manifest.succession.to_dict(),
                 "sparse": None if manifest.sparse is None else manifest.sparse.to_json(),

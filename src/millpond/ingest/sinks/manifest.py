@@ -31,6 +31,8 @@ class CollectionManifest:
             collection of an earlier version. Only error messages use them.
         sparse: The model of the sparse vectors; ``None`` if the collection has none.
         chunked: Whether its rows are chunks of records, of which a record may have several.
+        context: ``late`` if the vectors of its rows are pooled from the states of whole documents; ``None`` if each is
+            of its own text.
         folder: Where the model's files were, if that was a local folder; ``None`` if not, or if it was not stored.
         run: The id of the run that changed the collection last; empty if none has.
         runs: The runs that filled it, the oldest first; those of earlier versions are not known.
@@ -44,6 +46,7 @@ class CollectionManifest:
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     sparse: ModelIdentity | None = None
     chunked: bool = False
+    context: str | None = None
     folder: str | None = None
     run: str = ""
     runs: tuple[RunNote, ...] = ()
@@ -58,6 +61,7 @@ class CollectionManifest:
         fields: FieldLayout,
         sparse: ModelSpec | None = None,
         chunked: bool = False,
+        context: str | None = None,
     ) -> CollectionManifest:
         """The manifest of a new collection.
 
@@ -67,6 +71,7 @@ class CollectionManifest:
             fields: The field layout.
             sparse: The model of the sparse vectors; ``None`` if there are none.
             chunked: Whether records are cut into chunks.
+            context: What the vectors of chunks know beside their own text, as in :class:`~millpond.ingest.Chunking`.
 
         Returns:
             The manifest, with its widths in ascending order.
@@ -83,6 +88,7 @@ class CollectionManifest:
             settings=stored_settings(spec),
             sparse=None if sparse is None else ModelIdentity.of(sparse),
             chunked=chunked,
+            context=context,
             folder=stored_folder(spec),
         )
 
@@ -101,6 +107,7 @@ class CollectionManifest:
             "payload": self.fields,
             **({"settings": dict(self.settings)} if self.settings else {}),
             **({"chunked": True} if self.chunked else {}),
+            **({} if self.context is None else {"context": self.context}),
             **({} if self.sparse is None else {"sparse": self.sparse.to_json()}),
             **({} if self.folder is None else {"folder": self.folder}),
             **({"run": self.run} if self.run else {}),
@@ -134,6 +141,7 @@ class CollectionManifest:
                 settings=settings if isinstance(settings := data.get("settings"), Mapping) else {},
                 sparse=None if sparse is None else ModelIdentity(**sparse),
                 chunked=bool(data.get("chunked", False)),
+                context=None if (context := data.get("context")) is None else str(context),
                 folder=folder if isinstance(folder := data.get("folder"), str) else None,
                 run=str(data.get("run", "")),
                 runs=tuple(RunNote.from_json(note) for note in data.get("runs", ())),
@@ -256,6 +264,12 @@ class CollectionManifest:
                 f"collection {collection!r} holds {kinds[self.chunked]}, and the source {kinds[wanted.chunked]}; "
                 f"{another}"
             )
+        if self.context != wanted.context:
+            kinds = ("late chunks", "rows that are embedded by themselves")
+            raise InvalidRequestError(
+                f"collection {collection!r} holds {kinds[self.context is None]}, and the source "
+                f"{kinds[wanted.context is None]}, whose vectors do not compare; {another}"
+            )
         for own, copied, which in ((self.identity, wanted.identity, ""), (self.sparse, wanted.sparse, "sparse ")):
             if own is not None and copied is not None and own.fingerprint != copied.fingerprint:
                 raise FingerprintMismatchError(
@@ -268,10 +282,13 @@ class CollectionManifest:
     def _check_form(self, wanted: CollectionManifest, collection: str) -> None:
         chunked = "chunks of records, and this run writes whole ones; cut them too"
         whole = "whole records, and this run cuts them into chunks; leave that out"
+        late = "late chunks, pooled from whole documents, and this run writes others; pass context='late'"
+        plain = "rows that are embedded by themselves, and this run writes late chunks; leave context out"
         widths, others = list(self.dimensions), list(wanted.dimensions)
         for stored, own, words in (
             (widths, others, f"the widths {widths}, and this sink writes {others}; pass dimensions={widths}"),
             (self.chunked, wanted.chunked, chunked if self.chunked else whole),
+            (self.context, wanted.context, plain if self.context is None else late),
             (
                 self.fields,
                 wanted.fields,

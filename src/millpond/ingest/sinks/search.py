@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from millpond.engine.engine import Engine
     from millpond.vectors.linear_map import LinearMap
 
-_MAX_RESULTS = 2**31 - 1  # clients of databases take 32 or 64 bits
+MAX_RESULTS = 2**31 - 1
+"""Most results of a search: clients of databases take 32 or 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +75,10 @@ def plan_search(
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise InvalidRequestError(f"k={k!r} must be an int from 1")
     for name, value in (("k", k), ("candidates", candidates)):
-        if isinstance(value, int) and value > _MAX_RESULTS:
-            raise InvalidRequestError(f"{name}={value} is more than a database can count; pass {_MAX_RESULTS} at most")
+        if isinstance(value, int) and value > MAX_RESULTS:
+            raise InvalidRequestError(f"{name}={value} is more than a database can count; pass {MAX_RESULTS} at most")
     if candidates is None:
-        candidates = min(max(100, 10 * k), _MAX_RESULTS)
+        candidates = min(max(100, 10 * k), MAX_RESULTS)
     elif isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < k:
         raise InvalidRequestError(
             f"candidates={candidates!r} must be an int from k={k}; leave it out for max(100, 10 k)"

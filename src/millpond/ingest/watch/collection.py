@@ -14,7 +14,7 @@ from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
 from millpond.ingest.pipeline.ingest import check_model, journal_name, prepare_sink, run_ingest
 from millpond.ingest.pipeline.journal import CollectionEntries, Journal
 from millpond.ingest.pipeline.last_run import LastRun
-from millpond.ingest.pipeline.options import RunOptions, RunParts, Splitter
+from millpond.ingest.pipeline.options import RunOptions, RunParts, Splitter, chunk_form
 from millpond.ingest.pipeline.run import IngestRun
 from millpond.ingest.pipeline.source_items import StopRequest
 from millpond.ingest.record import Record, Rejected, point_id
@@ -114,7 +114,7 @@ class WatchedCollection:
     def _prepare(self) -> None:
         assert self._journal is not None
         self._chunker: Splitter | None = self._options.chunker(self._engine)
-        self._sparse = prepare_sink(self._sink, self._engine, self._sparse_given, chunked=self._chunker is not None)
+        self._sparse = prepare_sink(self._sink, self._engine, self._sparse_given, form=chunk_form(self._chunker))
         self._widths = check_model(self._engine.spec, getattr(self._sink, "dimensions", None))
         if isinstance(self._sink, CollectionSink) and self._sink.manifest is not None:
             self._widths = list(self._sink.manifest.dimensions)

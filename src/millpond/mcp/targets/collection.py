@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError
 from millpond.ingest.record import Record, point_id
+from millpond.ingest.sinks.parents import joined
 from millpond.ingest.sinks.protocol import StoredRow
 from millpond.mcp.targets.target import Found, Target, TargetOptions, engine_of
 from millpond.search.stages import SearchStages
@@ -78,13 +79,9 @@ class CollectionTarget(Target):
             rows = self._rows(id)
         if not rows:
             return None
-        text, end = "", 0
-        for row in rows:
-            metadata = row.metadata or {}
-            start = metadata.get("chunk_start")
-            overlap = max(0, end - start) if isinstance(start, int) and text else 0
-            text += (row.text or "")[overlap:]
-            end = metadata.get("chunk_end", 0)
+        text = rows[0].text or ""
+        if len(rows) > 1:
+            text = joined(((row.metadata or {}).get("chunk_start", 0), row.text or "") for row in rows).lstrip()
         chunk_keys = ("chunk", "chunk_start", "chunk_end") if len(rows) > 1 else ()
         first = rows[0].metadata or {}
         return Found(id=id, text=text, metadata={key: first[key] for key in first if key not in chunk_keys})
@@ -95,6 +92,10 @@ class CollectionTarget(Target):
         from millpond.ingest.pipeline.ingest import ingest
 
         stages = self._opened
+        if stages.sink.open().context is not None:  # of how many tokens they are, the collection does not say
+            raise InvalidRequestError(
+                f"collection {stages.sink.collection!r} holds late chunks; add documents by millpond ingest"
+            )
         records = [Record(id, text, own) for id, text, own in zip(ids, texts, metadata, strict=True)]
         with self._busy:
             report = ingest(
