@@ -98,11 +98,13 @@ def test_what_was_not_begun_in_time_never_runs(
             held.append(engine.submit("score", [(QUERY, text)]))
             while len(ran) < len(held):  # one worker less is left
                 threading.Event().wait(0.001)
-        output = call(engine, QUERY, DOCUMENTS, budget_ms=30)
-        assert output.stopped == "time" and not output.scored.any()
-        assert [each.index for each in output] == list(range(40))
-        assert engine.stats().waiting_texts == len(held)
-        gate.set()
+        try:
+            output = call(engine, QUERY, DOCUMENTS, budget_ms=30)
+            assert output.stopped == "time" and not output.scored.any()
+            assert [each.index for each in output] == list(range(40))
+            assert engine.stats().waiting_texts == len(held)
+        finally:
+            gate.set()
         assert [future.result().scores.shape for future in held] == [(1,)] * len(held)
         assert engine.score(QUERY, "the wheel").scores.shape == (1,)
         assert sum(ran) == len(held) + 1
