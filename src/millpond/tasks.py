@@ -13,6 +13,7 @@ ScoreType = Literal["cross-encoder", "listwise", "late-interaction", "bi-encoder
 ScoreMethod = Literal["auto", "cosine", "maxsim"]
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 ScoreMeasure = Literal["cross-encoder", "listwise", "maxsim", Similarity]
+Stop = Literal["all", "certain", "time"]
 
 TASKS: tuple[Task, ...] = get_args(Task)
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -64,6 +64,24 @@ def test_a_pipe_gets_tab_separated_values(run: Run, cross: Path):
     assert scores == sorted(scores, reverse=True)
 
 
+def test_within_a_budget_the_order_of_the_documents_decides(run: Run, cross: Path):
+    words = ["rerank", QUERY, "-m", cross, *FLOAT32, "--budget-ms"]
+    none = run(*words, "1e-9", "-k", "3", *JSONL, stdin=STDIN, code=0).rows
+    assert [row["index"] for row in none] == [0, 1, 2] and all(row["relevance_score"] is None for row in none)
+    assert run(*words, "1e-9", stdin=STDIN).out.startswith("-\t1\tThe wheel")
+    every = run(*words, "3600000", *JSONL, stdin=STDIN, code=0).rows
+    plain_rows = run("rerank", QUERY, "-m", cross, *FLOAT32, *JSONL, stdin=STDIN, code=0).rows
+    assert [row["index"] for row in every] == [row["index"] for row in plain_rows]
+    assert "--budget-ms=-5.0 must be a positive" in run(*words, "-5", stdin=STDIN, code=2).err
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_terminal_says_how_many_were_scored(run: Run, cross: Path):
+    out = plain(run("rerank", QUERY, "-m", cross, "--budget-ms", "1e-9", stdin=STDIN).out)
+    assert re.search(r"4 of 4 documents by .*, 0 of them scored in \d+ ms \(time\)$", out[0])
+    assert re.search(r"^ *1 +- +1 +The wheel", out[1])
+
+
 @pytest.mark.usefixtures("terminal")
 def test_a_terminal_gets_bars(run: Run, model: Path, cross: Path):
     rows = [{"id": f"a rather long name for a document, {i}", "text": text} for i, text in enumerate(DOCUMENTS)]

@@ -183,6 +183,10 @@ def test_what_a_list_has_no_place_for_is_refused(tmp_path):
     with load(folder) as engine:
         with pytest.raises(InvalidRequestError, match="activation='sigmoid' means nothing to the scores of a list"):
             engine.score(QUERY, DOCUMENTS, activation="sigmoid")
+        with pytest.raises(
+            InvalidRequestError, match=r"^budget_ms=50: .* is a listwise reranker, .*leave budget_ms out"
+        ):
+            engine.rerank(QUERY, DOCUMENTS, budget_ms=50)
         with pytest.raises(UnsupportedTaskError, match="serves score, not embed"):
             engine.score(QUERY, DOCUMENTS, method="cosine")
         assert len(engine.rerank(QUERY, [])) == 0

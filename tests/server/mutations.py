@@ -54,7 +54,11 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"model": "colbert", **RANKED, "truncation_direction": "Left"},
         {"model": "llm_reranker", **PAIRS, "max_tokens_per_doc": 5, "chat_template_kwargs": {"instruction": "Judge."}},
     ],
-    "/v1/rerank": [{"model": "embedder", **PAIRS, "return_documents": False}, {"model": "cross_encoder", **RANKED}],
+    "/v1/rerank": [
+        {"model": "embedder", **PAIRS, "return_documents": False},
+        {"model": "cross_encoder", **RANKED},
+        {"model": "cross_encoder", **PAIRS, "budget_ms": 20},
+    ],
     "/v2/rerank": [{"model": "cross_encoder", **PAIRS, "max_tokens_per_doc": 4096, "priority": 0}],
     "/explain": [
         {"model": "embedder", "query": QUERY, "document": TEXTS[1], "truncate": "start"},

@@ -18,13 +18,13 @@ class MillpondReranker(Reranker):
     For ``table.search(..., query_type="hybrid").rerank(...)``, and of vector and full-text searches. A cross-encoder
     (also an LLM reranker in its own template) and a late-interaction checkpoint score as they were trained to; an
     embedder scores by MaxSim over its token states. The scores are in the column ``_relevance_score``; rows without a
-    text have none and come last. The model is loaded at first use.
+    text, or not scored within ``budget_ms``, have none and come last. The model is loaded at first use.
 
     Args:
         model: Hub id or local folder.
         column: The column of the texts.
         return_score: ``"all"`` keeps ``_distance`` and ``_score`` of the searches, ``"relevance"`` drops them.
-        **options: The fields of :class:`millpond.compat.adapter.ScorerSource` and the class that it derives from, as
+        **options: The fields of :class:`millpond.compat.adapter.RankerSource` and the class that it derives from, as
             ``method``, ``instruction`` and ``engine``.
 
     Raises:
@@ -91,7 +91,7 @@ class MillpondReranker(Reranker):
         places = list(known)
         best = self._source.rank(_text(query), list(known.values()), top_n=None, scaled=None) if known else ()
         order = [places[each.index] for each in best] + [place for place in texts if place not in known]
-        scores = [each.relevance_score for each in best] + [None] * (len(texts) - len(known))
+        scores = [each.score_or_none for each in best] + [None] * (len(texts) - len(known))
         ranked = rows.take(pa.array(order, pa.int64()))
         ranked = ranked.append_column("_relevance_score", pa.array(scores, pa.float32()))
         return self._keep_relevance_score(ranked)

@@ -113,6 +113,14 @@ def test_rows_without_a_text_come_last(minilm: str, engine: Engine) -> None:
         MillpondReranker(minilm).rerank_vector(QUESTION, rows)
 
 
+def test_within_a_budget_rows_may_have_no_score(minilm: str) -> None:
+    rows = pa.table({"text": TEXTS[:4], "_distance": pa.array([0.1, 0.2, 0.3, 0.4], pa.float32())})
+    ranked = MillpondReranker(minilm, dtype="float32", budget_ms=1e-9).rerank_vector(QUESTION, rows)
+    assert ranked["text"].to_pylist() == TEXTS[:4] and ranked["_relevance_score"].null_count == 4
+    every = MillpondReranker(minilm, dtype="float32", budget_ms=3.6e6).rerank_vector(QUESTION, rows)
+    assert every["_relevance_score"].null_count == 0
+
+
 def test_queries_of_lancedb(table: Any, minilm: str) -> None:
     reranker = MillpondReranker(minilm, dtype="float32")
     asked = table.search(MatchQuery("binary search", "text"), query_type="fts").rerank(reranker).to_list()

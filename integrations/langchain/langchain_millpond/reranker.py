@@ -10,13 +10,13 @@ from langchain_core.documents import BaseDocumentCompressor, Document
 from pydantic import Field
 
 from langchain_millpond.source import LangChainSource
-from millpond.compat.adapter import ScorerSource
+from millpond.compat.adapter import RankerSource
 
 if TYPE_CHECKING:
     from millpond import RerankOutput
 
 
-class MillpondReranker(ScorerSource, LangChainSource, BaseDocumentCompressor):
+class MillpondReranker(RankerSource, LangChainSource, BaseDocumentCompressor):
     """Sorts documents by relevance to a query, best first, by a model that runs in this process.
 
     Cross-encoders (LLM rerankers with their own template) and late-interaction checkpoints score as they were trained
@@ -27,7 +27,7 @@ class MillpondReranker(ScorerSource, LangChainSource, BaseDocumentCompressor):
     documents passed in are not changed. With ``model=``, the model is loaded on first use, and all objects of one
     configuration share one engine. The async method neither blocks the event loop nor occupies a thread.
 
-    The other fields: :class:`millpond.compat.adapter.ScorerSource` and the class that it derives from.
+    The other fields: :class:`millpond.compat.adapter.RankerSource` and the class that it derives from.
 
     Attributes:
         model: Hub id or local folder; also accepted as ``model_name``.
@@ -79,10 +79,10 @@ class MillpondReranker(ScorerSource, LangChainSource, BaseDocumentCompressor):
 
     def _best(self, documents: Sequence[Document], ranked: RerankOutput) -> list[Document]:
         return [
-            document.model_copy(update={"metadata": {**document.metadata, "relevance_score": result.relevance_score}})
+            document.model_copy(update={"metadata": {**document.metadata, "relevance_score": result.score_or_none}})
             for result in ranked
             for document in [documents[result.index]]
-            if self.score_threshold is None or result.relevance_score >= self.score_threshold
+            if self.score_threshold is None or result.relevance_score >= self.score_threshold  # not if it has none
         ]
 
 

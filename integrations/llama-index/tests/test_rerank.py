@@ -93,6 +93,15 @@ def test_how_many_are_kept(engine: Engine, process: Process, hits: list[NodeWith
     assert order(process(MillpondRerank(engine=engine, top_n=99), hits)) == order(whole)
 
 
+def test_within_a_budget_nodes_may_have_no_score(engine: Engine, process: Process, hits: list[NodeWithScore]) -> None:
+    none = process(MillpondRerank(engine=engine, top_n=3, budget_ms=1e-9), hits)
+    assert [hit.node.id_ for hit in none] == [hit.node.id_ for hit in hits[:3]]
+    assert [hit.score for hit in none] == [None] * 3
+    every = process(MillpondRerank(engine=engine, top_n=None, budget_ms=3.6e6), hits)
+    whole = process(MillpondRerank(engine=engine, top_n=None), hits)
+    assert [hit.score for hit in every] == pytest.approx([hit.score for hit in whole], rel=1e-4)
+
+
 def test_without_a_query_nothing_is_ranked(engine: Engine, process: Process, hits: list[NodeWithScore]) -> None:
     with pytest.raises(ValueError, match="needs the query"):
         process(MillpondRerank(engine=engine), hits, None)

@@ -231,18 +231,33 @@ class ScorerSource(EngineSource):
     convert: str = "auto"
     score_template: str | None = None
 
+    def _options(self) -> dict[str, Any]:
+        """The options of ``score``."""
+        return {"method": self.method, "instruction": self.instruction, "truncate": self.truncate}
+
+
+class RankerSource(ScorerSource):
+    """The fields and calls of an adapter that sorts texts.
+
+    Attributes:
+        budget_ms: Answer within so many milliseconds: texts are scored in the order in which they come, the best first,
+            until the best ones can no longer change or the time is over. The others follow without a score (``None``).
+    """
+
+    budget_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
     def _ranked(self, query: str, texts: Sequence[str], top_n: int | None) -> RerankOutput:
         engine = self._engine()
         log_rerank_method(engine.spec, self.method)
-        return engine.rerank(query, texts, top_n=top_n, **self._options())
+        return engine.rerank(query, texts, top_n=top_n, **self._ranking())
 
     async def _aranked(self, query: str, texts: Sequence[str], top_n: int | None) -> RerankOutput:
         engine = await self._aengine()
         log_rerank_method(engine.spec, self.method)
         from millpond import AsyncEngine  # imports torch, which loading has imported already
 
-        return await AsyncEngine(engine).rerank(query, texts, top_n=top_n, **self._options())
+        return await AsyncEngine(engine).rerank(query, texts, top_n=top_n, **self._ranking())
 
-    def _options(self) -> dict[str, Any]:
+    def _ranking(self) -> dict[str, Any]:
         """The options of ``rerank``."""
-        return {"method": self.method, "instruction": self.instruction, "truncate": self.truncate}
+        return {"budget_ms": self.budget_ms, **self._options()}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import AliasChoices, ConfigDict, Field
 
-from millpond.compat.adapter import EmbeddingSource, EngineSource, PathStr, PromptSource, ScorerSource, Truncation
+from millpond.compat.adapter import EmbeddingSource, EngineSource, PathStr, PromptSource, RankerSource, Truncation
 from millpond.compat.notices import log_rerank_method
 from millpond.errors import InvalidRequestError
 from millpond.tasks import Role
@@ -142,7 +142,7 @@ class TokenEmbedder(PromptSource, ModelSource):
         return engine.token_embed(texts, role=role, prompt=self._prompt(engine, role), **options)
 
 
-class Scorer(ScorerSource, ModelSource):
+class Scorer(RankerSource, ModelSource):
     """A model that sorts texts by how well they answer a query."""
 
     def rank(self, query: str, texts: Sequence[str], *, top_n: int | None, scaled: bool | None) -> RerankOutput:
@@ -174,7 +174,7 @@ class Scorer(ScorerSource, ModelSource):
         activation: str | bool | None = None
         if scaled is not None and engine.spec.score_type == "cross-encoder" and self.method == "auto":
             activation = None if scaled and engine.spec.activation != "identity" else "sigmoid" if scaled else False
-        return {"activation": activation, **self._options()}
+        return {"activation": activation, **self._ranking()}
 
 
 class Classifier(ModelSource):

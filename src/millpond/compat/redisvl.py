@@ -100,7 +100,7 @@ class MillpondReranker(BaseReranker):
         limit: How many of the best documents to keep.
         rank_by: The fields of a document that the model reads, joined by spaces; ``content`` by default.
         return_score: Whether the scores are returned, too.
-        **options: The other fields of :class:`millpond.compat.adapter.ScorerSource`, as ``method`` and ``engine``.
+        **options: The other fields of :class:`millpond.compat.adapter.RankerSource`, as ``method`` and ``engine``.
     """
 
     _source: Scorer
@@ -175,4 +175,4 @@ class MillpondReranker(BaseReranker):
 def _answer(found: Sequence[dict[str, Any]], best: RerankOutput | None, *, scores: bool) -> Any:
     ranked = [] if best is None else list(best)
     docs = [found[each.index] for each in ranked]
-    return (docs, [each.relevance_score for each in ranked]) if scores else docs
+    return (docs, [each.score_or_none for each in ranked]) if scores else docs

@@ -24,6 +24,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, cast
 
 import numpy.typing as npt
 
+from millpond.engine.composite.timed_ranking import TimeBudget
 from millpond.engine.engine import Engine, submission_of
 from millpond.engine.execute.interrupts import is_interrupt
 from millpond.engine.schedule.call import CallOptions
@@ -32,6 +33,7 @@ from millpond.engine.task_methods import EmbedOptions, TaskMethods
 from millpond.engine.tokenize.large_texts import is_large
 from millpond.support.progress import progress_bar
 from millpond.tasks import Role, ScoreMethod, Task, Truncate
+from millpond.values.inputs import Pair
 from millpond.values.outputs import TokenSpans
 from millpond.values.params import PoolingParams
 from millpond.values.replacements import names_replacements
@@ -79,6 +81,30 @@ class _Coroutines(TaskMethods):
                 future = start()
             output = await asyncio.wrap_future(future)
         return output if finish is None else finish(output)
+
+    async def _rank_timed(
+        self,
+        pairs: Sequence[Pair],
+        params: PoolingParams,
+        method: ScoreMethod,
+        budget: TimeBudget,
+        show_progress: bool,
+    ) -> Any:
+        ranking = self._submission.timed_ranking(pairs, params, method, budget)
+        with progress_bar(pairs, show=show_progress) as bar:
+            while ranking.goes_on():
+                turn = self._submission.turns.ask()
+                try:
+                    async with asyncio.timeout(ranking.left()):
+                        await asyncio.wrap_future(turn)
+                        future = self._submission.start_part(ranking, params, method)
+                        if future is not None:
+                            bar.update(ranking.took(await asyncio.wrap_future(future)))  # cancelling cancels it
+                except TimeoutError:
+                    ranking.cut_off()
+                finally:
+                    self._submission.turns.leave(turn)
+        return ranking.output()
 
 
 def _awaited(

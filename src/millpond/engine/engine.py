@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy.typing as npt
 
+from millpond.engine.composite.timed_ranking import TimeBudget
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.interrupts import is_interrupt
 from millpond.engine.input import resolve, validate
 from millpond.engine.input.oversize import split_by_size
 from millpond.engine.input.token_spans import token_spans
+from millpond.engine.schedule.call import CallOptions
 from millpond.engine.schedule.counters import Observer
 from millpond.engine.schedule.timing import CallFuture
 from millpond.engine.submission import Submission
@@ -27,7 +29,7 @@ from millpond.errors import DeviceLostError, InvalidRequestError
 from millpond.support.fork import loading
 from millpond.tasks import Activation, Role, ScoreMethod, Task, Truncate
 from millpond.values.config import EngineConfig
-from millpond.values.inputs import Item
+from millpond.values.inputs import Item, Pair
 from millpond.values.outputs import TokenSpans
 from millpond.values.params import PoolingParams
 from millpond.values.replacements import names_replacements
@@ -246,9 +248,8 @@ class Engine(TaskMethods):
             A future of the task's output. Cancelling it drops what is still queued. Its ``timings``, a
             :class:`~millpond.Timings`, are set when the output is.
         """
-        pairs = None if template is None else resolve.pairs_by(template, task, method, self._loaded)
-        return self._submission.start(
-            task, inputs, params or PoolingParams(), pairs=pairs, method=method, ranking=ranking
+        return submit_part(
+            self, task, inputs, params or PoolingParams(), template=template, method=method, ranking=ranking
         )
 
     def tokenize(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
@@ -433,6 +434,17 @@ class Engine(TaskMethods):
         output = self._submission.run(task, inputs, params, show_progress, method, ranking)
         return output if finish is None else finish(output)
 
+    def _rank_timed(
+        self,
+        pairs: Sequence[Pair],
+        params: PoolingParams,
+        method: ScoreMethod,
+        budget: TimeBudget,
+        show_progress: bool,
+    ) -> Any:
+        ranking = self._submission.timed_ranking(pairs, params, method, budget)
+        return self._submission.run_timed(ranking, params, method, show_progress)
+
 
 def _stop(dispatchers: Sequence[Dispatcher]) -> None:
     for dispatcher in dispatchers:
@@ -443,6 +455,23 @@ def _opened(cache: str | os.PathLike[str] | VectorCache) -> VectorCache:
     from millpond.cache.vector_cache import VectorCache  # imports sqlite
 
     return cache if isinstance(cache, VectorCache) else VectorCache(cache)
+
+
+def submit_part(
+    engine: Engine,
+    task: Task,
+    inputs: Sequence[Any],
+    params: PoolingParams,
+    indices: Sequence[int] | None = None,
+    *,
+    template: str | None = None,
+    method: ScoreMethod = "auto",
+    ranking: bool = False,
+) -> CallFuture[Any]:
+    """:meth:`Engine.submit` of inputs that have these ``indices`` in the caller's list, for errors."""
+    pairs = None if template is None else resolve.pairs_by(template, task, method, engine._loaded)
+    options = CallOptions(indices=indices)
+    return engine._submission.start(task, inputs, params, options, pairs=pairs, method=method, ranking=ranking)
 
 
 def submission_of(engine: Engine) -> Submission:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, Literal, TypedDict
 
 from millpond.engine.composite.scoring import pair_up
+from millpond.engine.composite.timed_ranking import TimeBudget
 from millpond.engine.input import validate
+from millpond.errors import InvalidRequestError
 from millpond.tasks import Activation, Aggregation, OutputDtype, Role, ScoreMethod, Task, Truncate
-from millpond.values.inputs import rerank_pairs
+from millpond.values.inputs import Pair, rerank_pairs
 from millpond.values.outputs import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -56,6 +59,17 @@ class TaskMethods(ABC):
         finish: Callable[[Any], Any] | None = None,
     ) -> Any:
         """The output of a call, after ``finish``; ``ranking``: ``method="auto"`` as in :meth:`rerank`."""
+
+    @abstractmethod
+    def _rank_timed(
+        self,
+        pairs: Sequence[Pair],
+        params: PoolingParams,
+        method: ScoreMethod,
+        budget: TimeBudget,
+        show_progress: bool,
+    ) -> Any:
+        """The output of :meth:`rerank` within a budget."""
 
     def embed(
         self,
@@ -315,6 +329,8 @@ class TaskMethods(ABC):
         documents: Sequence[str],
         *,
         top_n: int | None = None,
+        budget_ms: float | None = None,
+        first_scores: Sequence[float] | None = None,
         method: ScoreMethod = "auto",
         activation: bool | Activation | None = None,
         instruction: str | None = None,
@@ -327,6 +343,12 @@ class TaskMethods(ABC):
             query: The query.
             documents: A list of documents; duplicates are computed once. An empty one gets a score like any other.
             top_n: Keep the best only; ``None`` keeps all.
+            budget_ms: Answer within so many milliseconds from now, the wait for other callers included. Documents are
+                scored in the order of ``first_scores``, until the ``top_n`` best can no longer change (with a
+                probability of 0.99) or the time is over; the others follow in the order of ``first_scores``, without a
+                score. A listwise reranker refuses it.
+            first_scores: Of ``budget_ms``: the score of each document in the search that found them, higher is better.
+                By default the list is in that order, the best document first.
             method: ``"auto"`` is what the checkpoint is (``spec.rerank_type``): a cross-encoder's score, and MaxSim for
                 a late-interaction checkpoint and for an embedder, whose token states are compared. Here alone it
                 differs from :meth:`score`: the cosine of an embedder's vectors would sort documents as the search that
@@ -340,10 +362,21 @@ class TaskMethods(ABC):
 
         Returns:
             A sequence of :class:`~millpond.RerankResult`; of equal scores the earlier document comes first. Its
-            ``method`` says what the scores are.
+            ``method`` says what the scores are; with ``budget_ms`` its ``scored`` and ``stopped`` say which documents
+            have one, and why no more.
         """
+        begun = perf_counter()
         pairs = rerank_pairs(query, documents, top_n)
         params = PoolingParams(activation=activation, instruction=instruction, truncate=truncate)
+        if budget_ms is not None:
+            budget = TimeBudget.of(budget_ms, documents=len(pairs), top_n=top_n, first_scores=first_scores, begun=begun)
+            timed: RerankOutput = self._rank_timed(pairs, params, method, budget, show_progress)
+            return timed
+        if first_scores is not None:
+            raise InvalidRequestError(
+                "first_scores decides which documents are scored within budget_ms, and all are scored without it; "
+                "pass budget_ms, or leave first_scores out"
+            )
 
         def finish(scored: ScoreOutput) -> RerankOutput:
             texts = [pair.document for pair in pairs]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import InvalidRequestError
-from millpond.tasks import ScoreMeasure
+from millpond.tasks import ScoreMeasure, Stop
 from millpond.vectors.ragged import Ragged
 
 Element = TypeVar("Element")
@@ -240,13 +240,20 @@ class RerankResult:
 
     Attributes:
         index: Index of the document in the caller's list.
-        relevance_score: Higher is better; the scale depends on the checkpoint.
+        relevance_score: Higher is better; the scale depends on the checkpoint. NaN if it was not ``scored``.
         document: The document.
+        scored: Whether it has a score; only with ``budget_ms`` a document may have none.
     """
 
     index: int
     relevance_score: float
     document: str
+    scored: bool = True
+
+    @property
+    def score_or_none(self) -> float | None:
+        """``relevance_score``, or ``None`` if it was not scored."""
+        return self.relevance_score if self.scored else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -258,12 +265,19 @@ class RerankOutput(_Listed[RerankResult]):
         method: What the scores are: ``"cross-encoder"``, ``"listwise"`` (-1 to 1, comparable within the list only),
             ``"cosine"`` (-1 to 1) or ``"maxsim"`` (a sum over the tokens of the query).
         truncated: ``[documents]`` bool: the pair was cut; one for each document passed in, in that order.
+        scored: ``[documents]`` bool, in the same order: the pair was scored. The others are behind all that were.
+        stopped: Why no more were scored: ``"all"`` are, it is ``"certain"`` (with a probability of 0.99) that the best
+            ones would stay the same, or the ``"time"`` was over.
+        elapsed_ms: With ``budget_ms``: milliseconds from the beginning of the call to the answer; else ``None``.
         usage: Token counts.
     """
 
     results: tuple[RerankResult, ...]
     method: ScoreMeasure = "cross-encoder"
     truncated: npt.NDArray[np.bool_]
+    scored: npt.NDArray[np.bool_]
+    stopped: Stop = "all"
+    elapsed_ms: float | None = None
     usage: Usage
 
     @property
@@ -280,6 +294,9 @@ class RerankOutput(_Listed[RerankResult]):
         method: ScoreMeasure = "cross-encoder",
         truncated: npt.NDArray[np.bool_],
         usage: Usage,
+        rest: Sequence[int] = (),
+        stopped: Stop = "all",
+        elapsed_ms: float | None = None,
     ) -> RerankOutput:
         """Sort documents by their scores, best first; of equal scores the earlier document comes first.
 
@@ -290,6 +307,9 @@ class RerankOutput(_Listed[RerankResult]):
             method: What the scores are.
             truncated: ``[documents]`` bool, in the order of the documents.
             usage: Token counts.
+            rest: Indices of the documents that have no score (NaN), in the order in which they follow the others.
+            stopped: Why they have none.
+            elapsed_ms: Milliseconds that a call with a budget took.
 
         Returns:
             The results, at most ``top_n``, best first.
@@ -299,11 +319,27 @@ class RerankOutput(_Listed[RerankResult]):
         """
         if top_n is not None:
             _check_count("top_n", top_n)
+        scored = np.ones(len(documents), dtype=np.bool_)
+        scored[list(rest)] = False
+        order = [*_descending(scores)[: len(documents) - len(rest)].tolist(), *rest]  # NaN sorts behind all numbers
         results = tuple(
-            RerankResult(index=int(index), relevance_score=float(scores[index]), document=documents[index])
-            for index in _descending(scores)[:top_n]
+            RerankResult(
+                index=index,
+                relevance_score=float(scores[index]),
+                document=documents[index],
+                scored=bool(scored[index]),
+            )
+            for index in order[:top_n]
         )
-        return cls(results=results, method=method, truncated=truncated, usage=usage)
+        return cls(
+            results=results,
+            method=method,
+            truncated=truncated,
+            scored=scored,
+            stopped=stopped,
+            elapsed_ms=elapsed_ms,
+            usage=usage,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

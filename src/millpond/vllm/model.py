@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from millpond.engine.engine import Engine
+from millpond.engine.engine import Engine, submit_part
 from millpond.engine.schedule.timing import CallFuture
 from millpond.errors import InputTooLongError, UnsupportedTaskError
 from millpond.tasks import ScoreMethod, Task
@@ -92,13 +92,17 @@ class PoolingModel:
         *,
         template: str | None = None,
         method: ScoreMethod = "auto",
+        indices: Sequence[int] | None = None,
     ) -> Pending[ScoreOutput]:
-        """Queue the scoring of pairs; ``params`` from :meth:`complete`. Of an embedder they are cosines, as in vLLM."""
+        """Queue the scoring of pairs; ``params`` from :meth:`complete`. Of an embedder they are cosines, as in vLLM.
+
+        ``indices``: of the pairs among those of the caller, for errors, if they are not all of them.
+        """
         if method == "auto" and self.engine.spec.score_type == "bi-encoder":
             method = "cosine"
         raw = self.config.calibrated and self.engine.spec.score_type == "cross-encoder"
         engine_params = replace(params, activation=False) if raw else params
-        future = self.engine.submit("score", pairs, engine_params, template=template, method=method)
+        future = submit_part(self.engine, "score", pairs, engine_params, indices, template=template, method=method)
 
         def finish(output: ScoreOutput) -> ScoreOutput:
             if not raw:

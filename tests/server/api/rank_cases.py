@@ -105,6 +105,31 @@ def rerank(model: str, path: str = "/rerank", *, version: str = "1", scored: Any
     return Case(path=path, body={"model": model, "query": QUERY, "documents": documents, **body}, same=expected)
 
 
+def timed(model: str, path: str, budget: float, **body: Any) -> Case:
+    """A ranking within a budget: an hour scores all documents, a billionth of a millisecond none."""
+
+    def expected(engines: Engines) -> Any:
+        method = "cosine" if model == "embedder" else "auto"
+        output = engines[model].rerank(QUERY, DOCUMENTS, method=method, budget_ms=budget)
+        scores = [each.relevance_score if each.scored else 0.0 for each in output]
+        results = [
+            {"index": each.index, "relevance_score": score, "scored": each.scored}
+            for each, score in zip(output, scores, strict=True)
+        ]
+        return {
+            "results": results,
+            "stopped": output.stopped,
+            "scored": int(output.scored.sum()),
+            "method": output.method,
+        }
+
+    return Case(
+        path=path,
+        body={"model": model, "query": QUERY, "documents": DOCUMENTS, "return_documents": False, "budget_ms": budget},
+        same=expected,
+    )
+
+
 def document(sent: Any, echoed: Any, text: str, fields: list[str] | None = None) -> Case:
     """A document that is an object: what is scored, and what is repeated."""
     return Case(
@@ -140,6 +165,24 @@ RERANK = [
     rerank("embedder", scored=lambda e: e.rerank(QUERY, DOCUMENTS, method="maxsim"), method="maxsim"),
     *(tei("embedder", method, body) for method, body in (("cosine", {}), ("maxsim", {"method": "maxsim"}))),
     tei("colbert", "maxsim", {}),
+    *(timed(model, "/rerank", 3.6e6) for model in ("cross_encoder", "colbert", "embedder", "llm_reranker")),
+    *(timed(model, "/v2/rerank", 1e-9) for model in ("cross_encoder", "embedder")),
+    Case(
+        path="/rerank?model=cross_encoder",
+        body={"query": QUERY, "texts": ["a pond", "a mill"], "budget_ms": 1e-9},
+        same=lambda _: [{"index": i, "score": 0.0, "scored": False} for i in (0, 1)],
+    ),
+    Case(
+        path="/rerank?model=cross_encoder",
+        body={"query": QUERY, "texts": ["a pond"], "budget_ms": 3600000},
+        same=lambda e: [
+            {
+                "index": 0,
+                "score": e["cross_encoder"].score(QUERY, ["a pond"], activation="sigmoid").scores[0],
+                "scored": True,
+            }
+        ],
+    ),
     document({"text": "Turns.", "id": [{"a": 1 << 90}]}, {"text": "Turns.", "id": [{"a": 1 << 90}]}, "Turns."),
     document({"content": [{"type": "text", "text": "Turns."}]}, {"text": "Turns."}, "Turns."),
     document({"title": "Wheel", "year": 9}, {"title": "Wheel", "year": 9}, "9\nWheel", ["year", "title", "author"]),
@@ -182,6 +225,11 @@ RERANK = [
             ({"query": QUERY, "documents": ["a", {"title": "b"}]}, "index 1"),
             ({"query": QUERY, "documents": ["a", {"title": "b"}], "rank_fields": ["text"]}, "index 1"),
             ({"query": QUERY, "documents": [LONG], "max_tokens_per_doc": 4096}, "max_tokens_per_doc"),
+            ({"query": QUERY, "documents": ["a"], "budget_ms": 0}, "greater than 0", "budget_ms"),
+            ({"query": QUERY, "documents": ["a"], "budget_ms": "9"}, "valid number", "budget_ms"),
+            ({"query": QUERY, "documents": [], "budget_ms": 9}, "At least one text_pair element must be given"),
+            ({"query": QUERY, "documents": ["a"], "budget_ms": 9, "method": "maxsim"}, "^method='maxsim' compares"),
+            ({"query": QUERY, "texts": ["a", LONG], "truncate": False, "budget_ms": 3600000}, "at index 1"),
             ({"query": QUERY, "documents": ["a"], "method": "maxsim"}, "^method='maxsim' compares .* and cross_enc"),
             ({"query": QUERY, "texts": ["a", LONG], "truncate": False}, "at index 1"),
             ({"query": QUERY, "texts": ["a"], "model": None}, "several models serve"),

@@ -128,6 +128,22 @@ def test_how_many_are_kept(engine: Engine, compress: Compress, documents: list[D
             MillpondReranker(model="a", top_n=top_n)
 
 
+def test_within_a_budget_documents_may_have_no_score(
+    engine: Engine, compress: Compress, documents: list[Document]
+) -> None:
+    none = compress(MillpondReranker(engine=engine, top_n=2, budget_ms=1e-9), documents)
+    assert [each.id for each in none] == ["id-0", "id-1"] and scores_of(none) == [None, None]
+    assert compress(MillpondReranker(engine=engine, budget_ms=1e-9, score_threshold=-1e9), documents) == []
+    every = compress(MillpondReranker(engine=engine, top_n=None, budget_ms=3.6e6), documents)
+    whole = compress(MillpondReranker(engine=engine, top_n=None), documents)
+    np.testing.assert_allclose(scores_of(every), scores_of(whole), rtol=1e-4)
+    for wrong in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(ValidationError, match="budget_ms"):
+            MillpondReranker(engine=engine, budget_ms=wrong)
+    with pytest.raises(ValidationError, match="budget_ms"):
+        MillpondCrossEncoder(engine=engine, budget_ms=5)
+
+
 def test_no_documents_no_model(compress: Compress) -> None:
     absent = MillpondReranker(model="./no-such-folder")
     assert compress(absent, []) == []

@@ -104,6 +104,12 @@ Method = Annotated[
         "of an embedder.",
     ),
 ]
+BudgetMs = Annotated[
+    float | None,
+    typer.Option(
+        "--budget-ms", help="Most milliseconds to score in, in the order of the documents.", show_default="no limit"
+    ),
+]
 Instruction = Annotated[
     str | None,
     typer.Option("--instruction", help="Instruction for the template of an LLM reranker.", metavar="TEXT"),

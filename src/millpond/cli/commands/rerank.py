@@ -25,6 +25,7 @@ class RankOptions:
     """How the documents are scored, and which are printed."""
 
     k: options.MaybeK = None
+    budget_ms: options.BudgetMs = None
     method: options.Method = "auto"
     instruction: options.Instruction = None
     truncate: Truncate = option(
@@ -48,6 +49,9 @@ def rerank(
     A cross-encoder scores query and document together; late-interaction and embedding checkpoints compare them token
     by token (MaxSim). With --method cosine, an embedding checkpoint compares one vector of each.
 
+    With --budget-ms the documents are scored in the order in which they are read, until the --k best can no longer
+    change or the time is over (loading the model not included); the others follow in that order, without a score.
+
     Standard input is read as JSONL if it begins with {, else as one text per line with the line number as id; blank
     lines only separate texts. A blank text of another source is left out and counted. An invalid
     line is reported, the others are ranked, and the exit code is 1. In a pipe, a line of the table has score, id and
@@ -65,19 +69,23 @@ def rerank(
     with engine_options.load(model) as engine:
         # The blank ones too, and left out below: so an index is that of the text in an error and in a warning as well.
         scoring = {name: value for name, value in vars(ranking).items() if name != "k"}
-        results = engine.rerank(query, [record.text for record in records], **scoring, show_progress=True)
+        # With --k the stop rule can end it; blank texts, which are left out below, must not take their places.
+        top_n = None if ranking.budget_ms is None or ranking.k is None else ranking.k + len(blank)
+        results = engine.rerank(query, [record.text for record in records], top_n=top_n, **scoring, show_progress=True)
         spec = engine.spec
     best = [result for result in results if result.index not in blank][: ranking.k]
     if format == "jsonl":
         for one in best:
             record = records[one.index]
-            row = {"id": record.id, "index": one.index, "relevance_score": one.relevance_score}
+            row = {"id": record.id, "index": one.index, "relevance_score": one.score_or_none}
             print(json.dumps({**row, "method": results.method, "text": record.text}, ensure_ascii=False))
     else:
         from millpond.cli.output.results_table import Row, print_rows, score_name
 
         rows = [Row(score=one.relevance_score, id=records[one.index].id, text=one.document) for one in best]
         title = f"{len(best)} of {len(records)} documents by {score_name(spec, ranking.method)} ({spec.name})"
+        if ranking.budget_ms is not None:
+            title += f", {int(results.scored.sum())} of them scored in {results.elapsed_ms:.0f} ms ({results.stopped})"
         print_rows(rows, title=title, bars=True)
     if failed:
         raise typer.Exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ _SCORES = {
 class Row:
     """A text with its score; ``detail`` is a second line on a terminal."""
 
-    score: float
+    score: float  # NaN: it has none
     id: str
     text: str
     detail: str = ""
@@ -61,14 +62,15 @@ def print_rows(rows: Sequence[Row], *, title: str = "", bars: bool = False, cons
     console = console or Console(highlight=False)
     if not console.is_terminal:
         for row in rows:
-            print(f"{row.score:.6g}", one_line(row.id), one_line(row.text), sep="\t")
+            print(_number(row.score, ".6g"), one_line(row.id), one_line(row.text), sep="\t")
         return
     *above, last = title.split("\n")
     for line in above:
         console.print(Text(one_line(line), style="bold"), soft_wrap=True)
     if last:
         console.print(Text(one_line(last), style="dim"), soft_wrap=True)
-    low, high = min([0.0, *(row.score for row in rows)]), max([1.0, *(row.score for row in rows)])
+    scores = [row.score for row in rows if not math.isnan(row.score)]
+    low, high = min([0.0, *scores]), max([1.0, *scores])
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     table.add_column(justify="right", style="dim", min_width=3)
     table.add_column(justify="right", style="cyan")
@@ -78,11 +80,16 @@ def print_rows(rows: Sequence[Row], *, title: str = "", bars: bool = False, cons
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     for rank, row in enumerate(rows, start=1):
         color = "green" if rank == 1 else "blue"
-        bar = [Bar(high - low, 0, row.score - low, width=_BAR_WIDTH, color=color)] if bars else []
-        table.add_row(str(rank), f"{row.score:.4f}", *bar, Text(one_line(row.id)), Text(one_line(row.text)))
+        length = 0 if math.isnan(row.score) else row.score - low
+        bar = [Bar(high - low, 0, length, width=_BAR_WIDTH, color=color)] if bars else []
+        table.add_row(str(rank), _number(row.score, ".4f"), *bar, Text(one_line(row.id)), Text(one_line(row.text)))
         if row.detail:
             table.add_row("", "", *[""] * bars, "", Text(row.detail, style="dim"))
     console.print(table, width=min(console.width, _LINE_WIDTH))
+
+
+def _number(score: float, form: str) -> str:
+    return "-" if math.isnan(score) else format(score, form)
 
 
 def print_json(answer: Answer) -> None:

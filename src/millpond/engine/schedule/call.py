@@ -34,6 +34,7 @@ class CallOptions:
     progress: Callable[[int], object] | None = None  # called with the number of items newly done, from any thread
     on_matrices: OnMatrices | None = None  # gets each batch's matrices, which a call `per_token` then does not keep
     first_index: int = 0  # of the first item in the caller's list, for errors
+    indices: Sequence[int] | None = None  # of all items there, if they are not neighbours
     # How many texts the queue must have room for; None: as many as there are items. The first call of a request asks
     # for all of its texts, the others for 0.
     admit: int | None = None
@@ -115,7 +116,8 @@ class Call:
 
     def index_of(self, slot: int) -> int:
         """Index of a distinct item in the caller's list; of duplicates, the first one's."""
-        return self._options.first_index + (slot if self._slot_of is None else int(np.argmax(self._slot_of == slot)))
+        index = slot if self._slot_of is None else int(np.argmax(self._slot_of == slot))
+        return self._options.first_index + index if self._options.indices is None else self._options.indices[index]
 
     def refill(self, queued: int) -> None:
         """Called when ``queued`` of the call's requests are still waiting."""
@@ -221,6 +223,8 @@ class Call:
         if noun is not None:
             if names is not None and (noun != "texts" or len(names) != self.size):
                 names = None  # those of other texts
+            if names is None and self._options.indices is not None:
+                names = [f"index {index}" for index in self._options.indices]
             first = self._options.first_index
             texts = TruncatedTexts(self.plan.limit, first_index=first, noun=noun, names=names)
             texts.note(truncated)

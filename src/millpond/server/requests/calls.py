@@ -51,6 +51,15 @@ async def run(
     return output
 
 
+def arrived(request: Request) -> float:
+    """When the request came, by ``time.perf_counter``."""
+    now = time.perf_counter()
+    deadline: float | None = getattr(request.state, "deadline", None)
+    if deadline is None:
+        return now
+    return now - (state_of(request).config.request_timeout - (deadline - asyncio.get_running_loop().time()))
+
+
 async def prepared(
     request: Request, work: Callable[[], Output], *, abandon: Callable[[Future[Output]], None] = lambda _: None
 ) -> Output:

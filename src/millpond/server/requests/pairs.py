@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Self
 
 from fastapi import Request
 from pydantic import Field
 
 from millpond.engine.composite.scoring import pair_up
+from millpond.engine.composite.timed_ranking import TimeBudget
+from millpond.engine.engine import submission_of
+from millpond.errors import EngineOverloadedError
 from millpond.server.errors import RequestError
 from millpond.server.requests import calls
 from millpond.server.requests.chat import check_trusted
@@ -18,7 +23,8 @@ from millpond.server.requests.result_size import reserve_result
 from millpond.server.served.models import ServedModel, only
 from millpond.server.state import record_model, state_of
 from millpond.tasks import Activation, ScoreMethod, ScoreType
-from millpond.values.outputs import ScoreOutput
+from millpond.values.inputs import Pair
+from millpond.values.outputs import RerankOutput, ScoreOutput
 from millpond.values.params import PoolingParams
 from millpond.vllm.arguments import one_value
 from millpond.vllm.model import Pending
@@ -31,6 +37,13 @@ METHOD = (
     "How a pair is scored: `cosine` of two vectors, `maxsim` of token vectors, or `auto` (the default): what the model "
     "is, which is the cosine for an embedder, and MaxSim for a late-interaction model."
 )
+
+BUDGET = (
+    "Answer within so many milliseconds of the request's arrival: documents are scored in the given order, until the "
+    "best ones can no longer change or the time is over. Those that were not scored follow with `scored` false and the "
+    "lowest score of the others (0 without any)."
+)
+BudgetMs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class PairRequest(PoolingRequest):
@@ -116,8 +129,60 @@ class Scoring:
             request, lambda: self._submit(request, model, queries, documents), model=model, texts=len(documents)
         )
 
+    async def rank(
+        self,
+        request: Request,
+        model: ServedModel,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None,
+        budget_ms: float,
+    ) -> RerankOutput:
+        """The ranking within a budget that began when the request arrived; the order of the documents is the first."""
+        if not documents:
+            raise RequestError("At least one text_pair element must be given")
+        check_count(request, len(documents), field="documents")
+        request.state.texts = len(documents)
+        budget = TimeBudget.of(budget_ms, documents=len(documents), top_n=top_n, begun=calls.arrived(request))
+        pairs = [Pair(query, document) for document in documents]
+        method: ScoreMethod = self.method
+        if method == "auto" and model.engine.spec.score_type == "bi-encoder":
+            method = "cosine"  # as submit_score
+        submission = submission_of(model.engine)
+        ranking = submission.timed_ranking(pairs, self._params(model), method, budget)
+        while ranking.goes_on():
+            turn = submission.turns.ask()
+            try:
+                async with asyncio.timeout(ranking.left()):
+                    await asyncio.wrap_future(turn)
+                    if part := ranking.next_part(waiting=submission.turns.waiting):
+                        texts = [documents[index] for index in part]
+                        submit = partial(self._submit, request, model, [query], texts, part)
+                        ranking.took(await calls.run(request, submit, model=model, texts=len(part)))
+            except TimeoutError:
+                ranking.cut_off()
+            except EngineOverloadedError:
+                if not ranking.begun:
+                    raise
+                ranking.cut_off()
+            finally:
+                submission.turns.leave(turn)
+        request.state.texts = len(documents)
+        return ranking.output()
+
+    def _params(self, model: ServedModel) -> PoolingParams:
+        activation = self.activation if model.engine.spec.score_type == "cross-encoder" else None
+        params = PoolingParams(activation=activation, instruction=self.instruction)
+        return model.pooling.complete("score", params, self.tokenization)
+
     def _submit(
-        self, request: Request, model: ServedModel, queries: Sequence[str], documents: Sequence[str]
+        self,
+        request: Request,
+        model: ServedModel,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        indices: Sequence[int] | None = None,  # of the documents in the request, if they are some of them
     ) -> Pending[ScoreOutput]:
         engine = model.engine
         if self.query_tokens:
@@ -125,16 +190,14 @@ class Scoring:
         if self.document_tokens:
             documents = engine.truncate_texts(documents, self.document_tokens)
 
-        activation = self.activation if engine.spec.score_type == "cross-encoder" else None
-        params = PoolingParams(activation=activation, instruction=self.instruction)
-        params = model.pooling.complete("score", params, self.tokenization)
+        params = self._params(model)
         late = self.method == "maxsim" or (self.method == "auto" and engine.spec.score_type == "late-interaction")
         if late and len(queries) > 1 and "token_embed" in engine.tasks:
             # The token rows of queries are kept until their documents were computed.
             rows = replace(params, task=None, activation=None, instruction=None, role="query")
             reserve_result(request, model, "token_embed", queries, rows, bytes_per_number=0)
         return model.pooling.submit_score(
-            pair_up(queries, documents), params, template=self.template, method=self.method
+            pair_up(queries, documents), params, template=self.template, method=self.method, indices=indices
         )
 
 

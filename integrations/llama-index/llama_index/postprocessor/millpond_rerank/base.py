@@ -15,7 +15,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from pydantic import AliasChoices, Field
 
 from llama_index.embeddings.millpond.source import LlamaIndexSource, listed
-from millpond.compat.adapter import PathStr, ScorerSource
+from millpond.compat.adapter import PathStr, RankerSource
 
 if TYPE_CHECKING:
     from millpond import RerankOutput
@@ -25,7 +25,7 @@ _RETRIEVAL_SCORE = "retrieval_score"
 dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # LlamaIndex re-exports it
 
 
-class MillpondRerank(LlamaIndexSource, ScorerSource, BaseNodePostprocessor):
+class MillpondRerank(LlamaIndexSource, RankerSource, BaseNodePostprocessor):
     """Sorts nodes by relevance to a query, best first, by a model that runs in this process.
 
     Cross-encoders (LLM rerankers with their own template) and late-interaction checkpoints score as they were trained
@@ -38,7 +38,7 @@ class MillpondRerank(LlamaIndexSource, ScorerSource, BaseNodePostprocessor):
     neither blocks the event loop nor occupies a thread.
 
     The options of ``SentenceTransformerRerank``, ``ColbertRerank`` and ``FlagEmbeddingReranker`` are translated into
-    the fields, or refused. The other fields: :class:`millpond.compat.adapter.ScorerSource` and the class that it
+    the fields, or refused. The other fields: :class:`millpond.compat.adapter.RankerSource` and the class that it
     derives from.
 
     Attributes:
@@ -122,7 +122,7 @@ class MillpondRerank(LlamaIndexSource, ScorerSource, BaseNodePostprocessor):
                         "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, _RETRIEVAL_SCORE],
                     }
                 )
-            chosen.append(hit.model_copy(update={"node": node, "score": result.relevance_score}))
+            chosen.append(hit.model_copy(update={"node": node, "score": result.score_or_none}))
         return chosen
 
 

@@ -13,13 +13,14 @@ from millpond.server.api import openapi
 from millpond.server.api.tei.schemas import RankedText, TeiRerankRequest
 from millpond.server.requests import bodies
 from millpond.server.requests.fields import INT64
-from millpond.server.requests.pairs import PairRequest, Scoring, Text, find_scorer
+from millpond.server.requests.pairs import BUDGET, BudgetMs, PairRequest, Scoring, Text, find_scorer
 from millpond.server.responses import encoding
 from millpond.server.responses.encoding import repeatable
 from millpond.server.responses.response_fields import UsageInfo, cohere_meta, envelope, usage
+from millpond.server.served.models import ServedModel
 from millpond.server.state import named_model
-from millpond.tasks import ScoreMeasure
-from millpond.values.outputs import RerankOutput, ScoreOutput
+from millpond.tasks import ScoreMeasure, Stop
+from millpond.values.outputs import RerankOutput
 from millpond.vllm.prompts import read_texts
 
 
@@ -39,6 +40,7 @@ class RerankRequest(PairRequest):
     rank_fields: list[str] | None = Field(
         None, description="Fields of document objects to read, in this order; by default text."
     )
+    budget_ms: BudgetMs | None = Field(None, description=BUDGET)
 
 
 class RankedDocument(BaseModel):
@@ -46,6 +48,7 @@ class RankedDocument(BaseModel):
 
     index: int = Field(description="Its index in the request.")
     relevance_score: float
+    scored: bool | None = Field(None, description="With budget_ms: whether it was scored.")
     document: dict[str, Any] | None = Field(None, description="Its text as `text`, and its other fields.")
 
 
@@ -57,6 +60,9 @@ class RerankAnswer(BaseModel):
     usage: UsageInfo
     results: list[RankedDocument]
     method: ScoreMeasure = Field(description="What the scores are.")
+    stopped: Stop | None = Field(None, description="With budget_ms: why no more documents were scored.")
+    scored: int | None = Field(None, description="With budget_ms: how many documents were scored.")
+    elapsed_ms: float | None = Field(None, description="With budget_ms: milliseconds since the request arrived.")
     meta: dict[str, Any] = Field(description="Cohere's api_version, billed_units and tokens.")
 
 
@@ -134,10 +140,13 @@ async def _cohere(request: Request, body: RerankRequest, *, version: str) -> Res
     sent = body.documents if isinstance(body.documents, list) else [body.documents]
     texts = [_text_of(document, i, body.rank_fields) for i, document in enumerate(sent)]
     scoring = Scoring.of(body, request, model, truncate=version == "2")
-    output = await scoring.run(request, model, read_texts(body.query, "query"), texts)
+    (query,), timed = read_texts(body.query, "query"), body.budget_ms is not None
+    output = await _ranked(scoring, request, model, query, texts, top_n=body.top_n, budget_ms=body.budget_ms)
     results = []
-    for each in _ranked(output, texts, body.top_n):
-        result: dict[str, Any] = {"index": each.index, "relevance_score": each.relevance_score}
+    for each, score in zip(output, _scores(output), strict=True):
+        result: dict[str, Any] = {"index": each.index, "relevance_score": score}
+        if timed:
+            result["scored"] = each.scored
         if body.return_documents is not False:
             result["document"] = _echo(sent[each.index], each.document)
         results.append(result)
@@ -149,6 +158,7 @@ async def _cohere(request: Request, body: RerankRequest, *, version: str) -> Res
             "usage": usage(output.usage.prompt_tokens),
             "results": results,
             "method": output.method,
+            **(_progress(output) if timed else {}),
             "meta": cohere_meta(version, output.usage.prompt_tokens, search_units=1),
         }
     )
@@ -162,17 +172,31 @@ async def _tei(request: Request, body: TeiRerankRequest) -> Response:
         activation=False if body.raw_scores else "sigmoid",
         method=body.method or "auto",
     )
-    output = await scoring.run(request, model, [body.query], body.texts)
+    output = await _ranked(scoring, request, model, body.query, body.texts, top_n=None, budget_ms=body.budget_ms)
     ranked = []
-    for each in _ranked(output, body.texts, None):
-        result: dict[str, Any] = {"index": each.index, "score": each.relevance_score}
+    for each, score in zip(output, _scores(output), strict=True):
+        result: dict[str, Any] = {"index": each.index, "score": score}
+        if body.budget_ms is not None:
+            result["scored"] = each.scored
         if output.method != "cross-encoder":  # the only kind that TEI ranks by
             result["method"] = output.method
         ranked.append({**result, "text": each.document} if body.return_text else result)
     return await encoding.json_response(ranked)
 
 
-def _ranked(output: ScoreOutput, texts: list[str], top_n: int | None) -> RerankOutput:
+async def _ranked(
+    scoring: Scoring,
+    request: Request,
+    model: ServedModel,
+    query: str,
+    texts: Sequence[str],
+    *,
+    top_n: int | None,
+    budget_ms: float | None,
+) -> RerankOutput:
+    if budget_ms is not None:
+        return await scoring.rank(request, model, query, texts, top_n=top_n or None, budget_ms=budget_ms)
+    output = await scoring.run(request, model, [query], texts)
     return RerankOutput.ranked(
         output.scores,
         texts,
@@ -181,3 +205,13 @@ def _ranked(output: ScoreOutput, texts: list[str], top_n: int | None) -> RerankO
         truncated=output.truncated,
         usage=output.usage,
     )
+
+
+def _scores(output: RerankOutput) -> list[float]:
+    """The score of each result. Clients need a number, in this order, also of documents that were not scored."""
+    known = [each.relevance_score for each in output if each.scored]
+    return known + [known[-1] if known else 0.0] * (len(output) - len(known))
+
+
+def _progress(output: RerankOutput) -> dict[str, Any]:
+    return {"stopped": output.stopped, "scored": int(output.scored.sum()), "elapsed_ms": output.elapsed_ms}

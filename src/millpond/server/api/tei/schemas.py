@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from millpond.server.requests.fields import INT64
-from millpond.server.requests.pairs import METHOD
+from millpond.server.requests.pairs import BUDGET, METHOD, BudgetMs
 from millpond.tasks import ScoreMethod
 from millpond.values.inputs import Item
 from millpond.vllm.prompts import Tokenization, read_prompts
@@ -86,6 +86,7 @@ class TeiRerankRequest(TeiRequest):
     texts: list[str] = Field(description="The texts; a body with this field is answered in TEI's format.")
     raw_scores: bool | None = Field(False, description="Return a cross-encoder's logits instead of their sigmoid.")
     return_text: bool | None = Field(False, description="Include the texts in the answer.")
+    budget_ms: BudgetMs | None = Field(None, description=f"Not in TEI. {BUDGET}")
     method: ScoreMethod | None = Field(None, description=METHOD)
 
 
@@ -124,6 +125,7 @@ class RankedText(BaseModel):
 
     index: int
     score: float
+    scored: bool | None = Field(None, description="With budget_ms: whether it was scored.")
     text: str | None = None
     method: Literal["cosine", "maxsim"] | None = Field(
         None, description="Not in TEI, which ranks by cross-encoders only: what the score of another model is."

@@ -33,7 +33,7 @@ class _Ranking:
 
     def best(self, ranked: RerankOutput | tuple[()]) -> dict[str, Any]:
         """Copies of the documents with their scores, best first."""
-        scored = [replace(self.documents[result.index], score=result.relevance_score) for result in ranked]
+        scored = [replace(self.documents[result.index], score=result.score_or_none) for result in ranked]
         return {"documents": [each for each in scored if self.threshold is None or _score(each) >= self.threshold]}
 
 

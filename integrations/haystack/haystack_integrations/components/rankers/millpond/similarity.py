@@ -20,7 +20,7 @@ class MillpondSimilarityRanker(RankerComponent):
     the one with the highest score is ranked. Without documents no model is loaded.
 
     The options of ``SentenceTransformersSimilarityRanker`` are translated, or refused. The other options: the fields of
-    :class:`millpond.compat.adapter.ScorerSource` and the class that it derives from, as ``method`` and ``engine``.
+    :class:`millpond.compat.adapter.RankerSource` and the class that it derives from, as ``method`` and ``engine``.
 
     Args:
         model: Hub id or local folder.
