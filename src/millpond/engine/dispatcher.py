@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from millpond.backends.device_errors import LostDevice, LostDevices
 from millpond.engine.execute.cores import process_cores
+from millpond.engine.execute.direct import DirectText
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.overlapping_worker import OverlappingWorker
 from millpond.engine.execute.worker import Worker
@@ -54,6 +55,7 @@ class Dispatcher:
         feeders = _intake_threads(replicas)
         self.threads = ThreadPoolExecutor(feeders, thread_name_prefix=f"{self._name}-intake")
         self.large_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-large")
+        self._direct_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-direct")
         self._committer: Committer | None = None
         if cache is not None:
             name = f"{self._name}-commit"
@@ -159,6 +161,27 @@ class Dispatcher:
                 raise
         return call.future
 
+    def direct(self, plan: Plan) -> DirectText | None:
+        """What embeds single texts by a plan while nothing else runs; ``None``: they are always calls."""
+        model, encoder = self._replicas.runner.model, self._model.encoder
+        plain = plan.task == "embed" and plan.form == "text" and plan.output_dtype == "float32" and plan.adapter < 0
+        single = len(self._replicas.runners) == 1 and self._committer is None
+        if not (plain and single) or model.threads is None or encoder.rows is not None or plan.codes:
+            return None
+        vector = model.text_vector(plan.output, width=plan.width, unit=plan.normalize, skip=plan.skip)
+        if vector is None:
+            return None
+        return DirectText(
+            vector,
+            plan,
+            encoder.texts,
+            threads=model.threads,
+            cores=process_cores(),
+            admission=self._admission,
+            counters=self.counters,
+            executor=self._direct_thread,
+        )
+
     def close(self, *, timeout: float | None = None, cancel: bool = False) -> None:
         """Finish what was admitted, then stop the threads; a forked process has nothing to finish."""
         was_open = not self.closed
@@ -172,6 +195,7 @@ class Dispatcher:
         self._admission.wait_for_callers()
         self.threads.shutdown()
         self.large_thread.shutdown()
+        self._direct_thread.shutdown()
         if self._committer is not None:
             self._committer.close()
         if was_open and self.counters.truncated:
@@ -202,6 +226,7 @@ class Dispatcher:
                 worker.join()
         self.threads.shutdown(wait=False)
         self.large_thread.shutdown(wait=False)
+        self._direct_thread.shutdown(wait=False)
         if self._committer is not None:
             self._committer.close(wait=False)
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from millpond.engine.composite import entities, listwise, scoring, zero_shot
 from millpond.engine.composite.windows import in_windows
 from millpond.engine.dispatcher import Dispatcher
+from millpond.engine.execute.direct import DirectText
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.input import resolve, validate
 from millpond.engine.input.model import LoadedModel
@@ -59,6 +60,7 @@ class Submission:
         self.unrouted = unrouted
         self.loaded = loaded
         self.dispatcher = dispatcher
+        self._direct: dict[PoolingParams, DirectText | None] = {}  # by the options of calls that were made before
         # Calls with equal options share a plan, so that their texts are tokenized together.
         self._plan = lru_cache(_KEPT_PLANS)(
             lambda task, params, single: resolve.plan(task, params, loaded, count=1 if single else 2)
@@ -74,6 +76,9 @@ class Submission:
         ranking: bool = False,
     ) -> Any:
         """Queue a call and wait for its output; a small call is worked on in the calling thread."""
+        direct = None if show_progress else self.direct(task, inputs, params)
+        if direct is not None and (output := direct(inputs[0])) is not None:
+            return output
         with progress_bar(inputs, show=show_progress) as bar:
             few = isinstance(inputs, Sequence) and len(inputs) <= INLINE_TEXTS
             inline = not self.routes and (self.dispatcher.in_callback or few)
@@ -88,6 +93,17 @@ class Submission:
             except BaseException:
                 future.cancel()  # the caller was interrupted and no longer waits
                 raise
+
+    def direct(self, task: Task, inputs: Sequence[Any], params: PoolingParams) -> DirectText | None:
+        """What embeds the one text of a call while nothing else runs, by options that were checked before."""
+        if task != "embed" or type(inputs) is not list or len(inputs) != 1 or type(inputs[0]) is not str:
+            return None
+        return self._direct.get(params) if isinstance(params, PoolingParams) else None
+
+    def start_here(self, task: Task, inputs: Sequence[Any], params: PoolingParams) -> CallFuture[Any]:
+        """As :meth:`start`, in a thread that may compute: one text is, while nothing else runs."""
+        direct = self.direct(task, inputs, params)
+        return (direct and direct.here(inputs[0])) or self.start(task, inputs, params)
 
     async def in_thread(self, work: Callable[[], Future[Any]], *, large: bool = False) -> Future[Any]:
         """Call ``work`` in a thread of the engine instead of the event loop's pool, and return what it returns.
@@ -140,6 +156,10 @@ class Submission:
         if params.long_texts is not None:
             queue = partial(self.dispatcher.submit, owner=self)
             return in_windows(items, plan, self.loaded, queue, self.dispatcher.threads)
+        if task == "embed" and params not in self._direct:
+            if len(self._direct) == _KEPT_PLANS:
+                self._direct.clear()
+            self._direct[params] = self.dispatcher.direct(plan)
         return self.dispatcher.submit(items, plan, options, owner=self)
 
     def _route(self, role: Role | None) -> Submission | None:

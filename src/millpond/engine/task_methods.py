@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal, TypedDict
 
 from millpond.engine.composite.scoring import pair_up
@@ -37,6 +38,19 @@ class EmbedOptions(TypedDict, total=False):
     long_texts: Literal["mean"] | None
     truncate: Truncate
     show_progress: bool
+
+
+@lru_cache(64, typed=True)
+def _kept_params(**options: Any) -> PoolingParams:
+    return PoolingParams(**options)
+
+
+def _params(**options: Any) -> PoolingParams:
+    """The checked options of a call; those of the last calls are kept, since checking them again costs a short text."""
+    try:
+        return _kept_params(**options)
+    except TypeError:  # one that has no hash, which is refused here
+        return PoolingParams(**options)
 
 
 @names_replacements
@@ -92,7 +106,7 @@ class TaskMethods(ABC):
         Returns:
             ``embeddings [n, d]`` in the order of the texts, with ``cached``, ``truncated`` and ``usage``.
         """
-        params = PoolingParams(
+        params = _params(
             role=role,
             prompt=prompt,
             prompt_name=prompt_name,

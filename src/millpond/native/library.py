@@ -244,5 +244,7 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.millpond_ward.restype = None
     loaded.millpond_add_rows.argtypes = [*[_pointer] * 3, *[_int] * 2]
     loaded.millpond_add_rows.restype = None
+    loaded.millpond_finish_rows.argtypes = [_pointer, *[_int] * 2, ctypes.c_int]
+    loaded.millpond_finish_rows.restype = ctypes.c_int
     loaded.millpond_mean_rows.argtypes = [*[_pointer] * 5, *[_int] * 3]
     loaded.millpond_mean_rows.restype = None

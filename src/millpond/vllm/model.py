@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from millpond.engine.engine import Engine
+from millpond.engine.engine import Engine, submission_of
 from millpond.engine.schedule.timing import CallFuture
 from millpond.errors import InputTooLongError, UnsupportedTaskError
 from millpond.tasks import ScoreMethod, Task
@@ -77,7 +77,7 @@ class PoolingModel:
             self._check_embed_len(items)
         raw = self.config.calibrated and task in ("classify", "token_classify", "reward")
         engine_params = replace(params, activation=False) if raw else params
-        future = self.engine.submit(self.engine_task(task, params), items, engine_params)
+        future = submission_of(self.engine).start_here(self.engine_task(task, params), items, engine_params)
         return Pending(
             future=future,
             finish=lambda output: self._calibrated(output, params) if raw else output,

@@ -1,0 +1,150 @@
+"""Direct: one text embedded in the calling thread, while the engine has nothing else to do.
+
+There is no call, future, queue or batch: the forward of a short text leaves nothing of Python in the caches of its
+core, so that what runs around it takes three times as long as in a loop of its own. What is anything but plain goes the
+ordinary way, which also says what is wrong: the result is ``None`` then, and nothing has happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from millpond.backends.backend import TextVector, Threads
+from millpond.engine.execute.cores import Cores
+from millpond.engine.execute.interrupts import defer_sigint
+from millpond.engine.input.plan import Plan
+from millpond.engine.schedule.admission import Admission
+from millpond.engine.schedule.counters import Counters
+from millpond.engine.schedule.timing import CallFuture
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
+from millpond.support.fork import computing
+from millpond.values.outputs import EmbeddingOutput, Usage
+from millpond.values.stats import Timings
+
+logger = logging.getLogger(__name__)
+
+# A longer text may be tokenized in parts, and takes so long that the ordinary way costs it nothing.
+_MOST_CHARACTERS = 4096
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Marks:
+    """When a text was admitted, tokenized, begun and done."""
+
+    begun: float
+    tokenized: float = 0.0
+    picked: float = 0.0
+    returned: float = 0.0
+
+    def timings(self) -> Timings:
+        return Timings(
+            tokenization=self.tokenized - self.begun,
+            queue=self.picked - self.tokenized,
+            inference=self.returned - self.picked,
+            total=perf_counter() - self.begun,
+        )
+
+
+class DirectText:
+    """Embeds single texts by one plan."""
+
+    def __init__(
+        self,
+        vector: TextVector,
+        plan: Plan,
+        texts: TextTokenizer,
+        *,
+        threads: Threads,
+        cores: Cores,
+        admission: Admission,
+        counters: Counters,
+        executor: Executor,  # for callers that do not wait in their thread
+    ) -> None:
+        self._vector, self._texts, self._prompt = vector, texts, plan.prompt
+        self._most = min(plan.limit, vector.most_tokens)
+        self._threads, self._cores = threads, cores
+        self._admission, self._counters = admission, counters
+        self._executor = executor
+        self._pid = os.getpid()
+
+    def __call__(self, text: str) -> EmbeddingOutput | None:
+        """The output of a call for one text."""
+        if os.getpid() != self._pid:
+            return None
+        with defer_sigint():
+            return self._run(text, _Marks(begun=perf_counter())) if self._admission.enter_direct() else None
+
+    def here(self, text: str) -> CallFuture[EmbeddingOutput] | None:
+        """As calling it, with the result in a future."""
+        marks = _Marks(begun=perf_counter())
+        if os.getpid() != self._pid or not self._admission.enter_direct():
+            return None
+        output = self._run(text, marks)
+        if output is None:
+            return None
+        future: CallFuture[EmbeddingOutput] = CallFuture()
+        future.timings = marks.timings()
+        future.set_result(output)
+        return future
+
+    def submit(self, text: str) -> Future[EmbeddingOutput | None] | None:
+        """As calling it, in another thread."""
+        if os.getpid() != self._pid or not self._admission.enter_direct():
+            return None
+        try:
+            future = self._executor.submit(self._run, text, _Marks(begun=perf_counter()))
+        except RuntimeError:  # the engine was closed
+            self._admission.leave_direct(done=False)
+            return None
+        future.add_done_callback(self._withdraw)
+        return future
+
+    def _withdraw(self, future: Future[EmbeddingOutput | None]) -> None:
+        if future.cancelled():  # before it was begun
+            self._admission.leave_direct(done=False)
+
+    def _run(self, text: str, marks: _Marks) -> EmbeddingOutput | None:
+        output = None
+        try:
+            output = self._embed(text, marks)
+        except Exception:  # the ordinary way fails for the same reason, and knows what to do about it
+            logger.debug("a text goes the ordinary way", exc_info=True)
+        finally:
+            self._admission.leave_direct(done=output is not None)
+        return output
+
+    def _embed(self, text: str, marks: _Marks) -> EmbeddingOutput | None:
+        if len(text) > _MOST_CHARACTERS:
+            return None
+        ids = self._texts.one(self._prompt + text)
+        tokens = len(ids)
+        marks.tokenized = perf_counter()
+        if not 0 < tokens <= self._most or not self._cores.claim(wait=False):
+            return None
+        threads = 1
+        try:
+            threads += self._cores.widen(self._threads.count(tokens) - 1)
+            marks.picked = self._counters.begin()
+            try:
+                with computing():
+                    row = self._vector(ids, threads)
+                marks.returned = perf_counter()
+                if row is None:
+                    return None
+                self._counters.ran(marks.picked, 1, tokens)
+            finally:
+                self._counters.end(marks.picked)
+        finally:
+            self._cores.release(threads)
+        return EmbeddingOutput(
+            embeddings=row,
+            cached=np.zeros(1, dtype=np.bool_),
+            truncated=np.zeros(1, dtype=np.bool_),
+            usage=Usage(prompt_tokens=tokens),
+        )

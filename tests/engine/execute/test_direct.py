@@ -1,0 +1,260 @@
+"""One text in one call, run in its caller's thread while the engine is idle: as on the ordinary way in everything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.tiny import Layout, Normalize, Pooling
+
+from millpond import AsyncEngine, Engine, PoolingParams
+from millpond.engine.engine import submission_of
+from millpond.engine.execute.cores import process_cores
+from millpond.engine.execute.direct import DirectText
+from millpond.engine.schedule.admission import Admission
+from millpond.errors import EngineClosedError, InvalidRequestError, MillpondError
+from millpond.values.outputs import EmbeddingOutput
+
+PROMPTS = {"query": "search for: ", "document": ""}
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"role": "query"},
+    {"role": "document", "normalize": False},
+    {"prompt": "Represent: ", "dimensions": 16},
+    {"dimensions": 30, "normalize": True},
+    {"normalize": False, "truncate": "error"},
+)
+# By family: what pools its rows. Encoders with learnt and rotary positions, and a decoder.
+FAMILIES = {
+    "bert": Layout(modules=(Pooling(), Normalize()), prompts=PROMPTS),
+    "roberta": Layout(modules=(Pooling(modes=("cls",)),), prompts=PROMPTS),
+    "modernbert": Layout(modules=(Pooling(include_prompt=False),), prompts=PROMPTS),
+    "qwen3": Layout(modules=(Pooling(modes=("lasttoken",)), Normalize()), prompts=PROMPTS),
+}
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[EmbeddingOutput | None]:
+    """What was run directly; ``None`` for a text that went the ordinary way after all."""
+    outputs: list[EmbeddingOutput | None] = []
+    run = DirectText._run
+
+    def recorded(self: DirectText, *arguments: Any) -> EmbeddingOutput | None:
+        outputs.append(run(self, *arguments))
+        return outputs[-1]
+
+    monkeypatch.setattr(DirectText, "_run", recorded)
+    return outputs
+
+
+def ordinarily(call: Callable[[], Any]) -> Any:
+    """The result of a call on the ordinary way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Admission, "enter_direct", lambda _: False)
+        return call()
+
+
+def assert_same(output: EmbeddingOutput, expected: EmbeddingOutput) -> None:
+    assert output.embeddings.tobytes() == expected.embeddings.tobytes()
+    for name in ("embeddings", "cached", "truncated"):
+        one, other = getattr(output, name), getattr(expected, name)
+        assert (one.shape, one.dtype, one.flags.writeable) == (other.shape, other.dtype, other.flags.writeable)
+    assert output.truncated.tolist() == expected.truncated.tolist() and output.usage == expected.usage
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    text=st.text(max_size=60) | st.sampled_from(["", " ", "a b c", "Straße", "日本語", "naïve café"]), data=st.data()
+)
+def test_the_vector_is_that_of_the_ordinary_way(
+    family: str,
+    text: str,
+    data: Any,
+    engine_of: Callable[..., Engine],
+    checkpoint_of: Callable[..., Path],
+    ran: list[Any],
+) -> None:
+    folder = checkpoint_of(family, sentence_transformers=FAMILIES[family])
+    engine = engine_of(folder, hf_overrides={"is_matryoshka": True}, backend="native")
+    options = data.draw(st.sampled_from(OPTIONS))
+    ways: tuple[Callable[[], EmbeddingOutput], ...] = (
+        lambda: engine.embed([text], **options),
+        lambda: asyncio.run(AsyncEngine(engine).embed([text], **options)),
+        lambda: submission_of(engine).start_here("embed", [text], PoolingParams(**options)).result(),
+    )
+    try:
+        text.encode()
+        expected = ordinarily(ways[0])
+    except (UnicodeEncodeError, InvalidRequestError):
+        with pytest.raises(InvalidRequestError):
+            engine.embed([text], **options)
+        return
+    for way in ways:
+        ran.clear()
+        assert_same(way(), expected)
+        assert [output is None for output in ran] == [expected.truncated.any()]
+
+
+def test_what_is_not_plain_goes_the_ordinary_way(engine_of: Callable[..., Engine], ran: list[Any]) -> None:
+    engine = engine_of("minilm", hf_overrides={"is_matryoshka": True})
+    plain = engine.embed(["a"])
+    for options in ({"output_dtype": "float16"}, {"long_texts": "mean"}, {"show_progress": True}):
+        for _ in range(2):
+            engine.embed(["a"], **options)
+    for texts in (["a", "b"], [], ("a",)):
+        engine.embed(texts)
+    with pytest.raises(InvalidRequestError, match="the text at index 0 is a int"):
+        engine.embed([7])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="not a str"):
+        engine.embed("a")
+    assert not ran
+    assert engine.embed(["word " * 300]).truncated.all() and ran == [None]  # known when it is tokenized
+    with pytest.raises(InvalidRequestError, match="lone surrogate"):
+        engine.embed(["\ud800"])
+    assert_same(engine.embed(["a"]), plain)
+
+
+class Held:
+    """The direct way of an engine's plain texts, which waits in the forward until it is let go on."""
+
+    def __init__(self, engine: Engine) -> None:
+        engine.embed(["a"])
+        (self.direct,) = (direct for direct in submission_of(engine)._direct.values() if direct is not None)
+        self.begun, self.going = threading.Event(), threading.Event()
+        self.error: Exception | None = None
+        vector = self.direct._vector
+
+        def held(ids: Any, threads: int) -> Any:
+            self.begun.set()
+            assert self.going.wait(60)
+            if self.error is not None:
+                raise self.error
+            return vector(ids, threads)
+
+        held.most_tokens = vector.most_tokens  # type: ignore[attr-defined]
+        self.direct._vector = held  # type: ignore[assignment]
+
+
+@pytest.fixture
+def engine(minilm_folder: Path) -> Iterator[Engine]:
+    with Engine(minilm_folder, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    return thread, results
+
+
+def test_it_is_counted_and_observed_as_a_call(engine: Engine) -> None:
+    engine.embed(["a b"])
+    seen: list[Any] = []
+    forget = engine.observe(seen.append)
+    before = engine.stats()
+    engine.embed(["a b"])
+    direct = engine.stats()
+    ordinarily(lambda: engine.embed(["a b"]))
+    forget()
+    ordinary = engine.stats()
+    for name in ("calls_done", "texts_done", "batches", "batch_texts", "batch_tokens", "calls_failed", "cache_misses"):
+        first, second, third = (getattr(stats, name) for stats in (before, direct, ordinary))
+        assert second - first == third - second, name
+    assert direct.calls_done == before.calls_done + 1 and direct.batch_seconds > before.batch_seconds
+    assert [(batch.texts, batch.tokens) for batch in seen] == [(1, 4), (1, 4)]
+    timings = submission_of(engine).start_here("embed", ["a b"], PoolingParams()).timings
+    assert timings is not None and timings.queue + timings.inference <= timings.total
+
+
+def test_others_are_served_meanwhile_and_close_waits_for_it(engine: Engine) -> None:
+    held = Held(engine)
+    first, results = in_thread(lambda: engine.embed(["a"]))
+    assert held.begun.wait(60)
+    stats = engine.stats()
+    assert (stats.waiting_texts, stats.running_calls, stats.running_batches) == (1, 1, 1)
+    second, others = in_thread(lambda: engine.embed(["b"]))  # an ordinary call, perhaps behind the first one's cores
+    closing = None
+    try:
+        while engine.stats().running_calls < 2 and second.is_alive():
+            second.join(0.01)
+        closing, _ = in_thread(engine.close)
+        while not engine.closed:
+            closing.join(0.01)
+        with pytest.raises(EngineClosedError):
+            engine.embed(["a"])
+        assert first.is_alive() and closing.is_alive()
+    finally:
+        held.going.set()
+    for thread in (first, second, closing):
+        thread.join(60)
+    assert len(results) == len(others) == 1 and process_cores().free == process_cores().count
+
+
+def test_an_error_leaves_nothing_behind_and_the_ordinary_way_answers(engine: Engine, ran: list[Any]) -> None:
+    held = Held(engine)
+    held.going.set()
+    held.error = MemoryError()
+    expected = ordinarily(lambda: engine.embed(["a"]))
+    assert_same(engine.embed(["a"]), expected)
+    assert ran == [None] and process_cores().free == process_cores().count
+    stats = engine.stats()
+    assert (stats.running_calls, stats.waiting_texts, stats.running_batches, stats.calls_failed) == (0, 0, 0, 0)
+
+
+def test_a_vector_that_is_not_finite_is_the_ordinary_error(engine: Engine, ran: list[Any]) -> None:
+    engine.embed(["a"])
+    model = engine._replicas.runner.model
+    model.encoder.plan.model.steps[0].scale = float("inf")  # type: ignore[attr-defined]
+    with pytest.raises(MillpondError, match="not finite"):
+        engine.embed(["a"])
+    assert ran == [None]
+    with pytest.raises(MillpondError, match="not finite"):
+        engine.embed(["a"], normalize=False)
+
+
+def test_a_task_that_is_cancelled_before_its_turn_leaves_nothing_behind(engine: Engine) -> None:
+    held = Held(engine)
+    held.going.set()
+    blocked = threading.Event()
+    engine._dispatcher._direct_thread.submit(blocked.wait, 60)
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(AsyncEngine(engine).embed(["a"]))
+        await asyncio.sleep(0)  # the task begins, and hands the text over
+        assert engine.stats().running_calls == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert engine.stats().running_calls == engine.stats().waiting_texts == 0
+    blocked.set()
+    assert not held.begun.is_set()
+    assert len(engine.embed(["a"])) == 1 and held.begun.is_set()
+
+
+def test_ctrl_c_waits_for_the_end_of_the_forward(engine: Engine) -> None:
+    held = Held(engine)
+    held.going.set()
+    vector = held.direct._vector
+
+    def interrupted(ids: Any, threads: int) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return vector(ids, threads)
+
+    held.direct._vector = interrupted  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        engine.embed(["a"])
+    assert engine.stats().running_calls == 0 and process_cores().free == process_cores().count
+    held.direct._vector = vector
+    assert len(engine.embed(["a"])) == 1
