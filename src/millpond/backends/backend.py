@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -105,6 +105,7 @@ class TextVector(Protocol):
     """What computes the vector of one text, without a batch."""
 
     most_tokens: int  # of a text
+    wake: Callable[[int], None]  # wakes so many threads for a text that is being tokenized
 
     def __call__(self, ids: Ints, threads: int) -> Matrix | None:
         """``[1, width]``, on so many threads; ``None``: it is not finite."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -52,6 +53,8 @@ class PoolingModel:
         self.engine = engine
         self.config = config
         self._task = task
+        # Many requests have the same options, and to complete them costs a tenth of a short text.
+        self._complete = lru_cache(64)(partial(complete, config=config, spec=engine.spec))
 
     def task(self, name: str | None) -> Task:
         """The task of an ``encode`` call by its present or older name, or by default."""
@@ -62,7 +65,7 @@ class PoolingModel:
 
     def complete(self, task: Task, params: PoolingParams, tokenization: Tokenization) -> PoolingParams:
         """``params`` with the configured defaults, as :meth:`submit` takes them."""
-        return complete(task, params, tokenization, self.config, self.engine.spec)
+        return self._complete(task, params, tokenization)
 
     def without_special_tokens(self, items: Sequence[Item], tokenization: Tokenization) -> list[Item]:
         """``items``; if ``tokenization`` leaves out special tokens, every text is replaced by its token ids."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -58,7 +57,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[EmbeddingOutput | None]:
 def ordinarily(call: Callable[[], Any]) -> Any:
     """The result of a call on the ordinary way."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Admission, "enter_direct", lambda _: False)
+        patch.setattr(Admission, "enter_direct", lambda *_: False)
         return call()
 
 
@@ -82,6 +81,7 @@ def test_the_vector_is_that_of_the_ordinary_way(
     engine_of: Callable[..., Engine],
     checkpoint_of: Callable[..., Path],
     ran: list[Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = checkpoint_of(family, sentence_transformers=FAMILIES[family])
     engine = engine_of(folder, hf_overrides={"is_matryoshka": True}, backend="native")
@@ -98,10 +98,12 @@ def test_the_vector_is_that_of_the_ordinary_way(
         with pytest.raises(InvalidRequestError):
             engine.embed([text], **options)
         return
+    caplog.clear()
     for way in ways:
         ran.clear()
         assert_same(way(), expected)
         assert [output is None for output in ran] == [expected.truncated.any()]
+    assert not [record for record in caplog.records if "by itself" in record.message]
 
 
 def test_what_is_not_plain_goes_the_ordinary_way(engine_of: Callable[..., Engine], ran: list[Any]) -> None:
@@ -140,7 +142,7 @@ class Held:
                 raise self.error
             return vector(ids, threads)
 
-        held.most_tokens = vector.most_tokens  # type: ignore[attr-defined]
+        held.wake = vector.wake  # type: ignore[attr-defined]
         self.direct._vector = held  # type: ignore[assignment]
 
 
@@ -200,13 +202,18 @@ def test_others_are_served_meanwhile_and_close_waits_for_it(engine: Engine) -> N
     assert len(results) == len(others) == 1 and process_cores().free == process_cores().count
 
 
-def test_an_error_leaves_nothing_behind_and_the_ordinary_way_answers(engine: Engine, ran: list[Any]) -> None:
+def test_an_error_leaves_nothing_behind_and_the_ordinary_way_answers(
+    engine: Engine, ran: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
     held = Held(engine)
     held.going.set()
     held.error = MemoryError()
     expected = ordinarily(lambda: engine.embed(["a"]))
     assert_same(engine.embed(["a"]), expected)
     assert ran == [None] and process_cores().free == process_cores().count
+    assert [record.message for record in caplog.records] == [
+        "a text could not be run by itself (MemoryError); it is queued"
+    ]
     stats = engine.stats()
     assert (stats.running_calls, stats.waiting_texts, stats.running_batches, stats.calls_failed) == (0, 0, 0, 0)
 
@@ -249,9 +256,10 @@ def test_ctrl_c_waits_for_the_end_of_the_forward(engine: Engine) -> None:
     vector = held.direct._vector
 
     def interrupted(ids: Any, threads: int) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         return vector(ids, threads)
 
+    interrupted.wake = vector.wake  # type: ignore[attr-defined]
     held.direct._vector = interrupted  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         engine.embed(["a"])

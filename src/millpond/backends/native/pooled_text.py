@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
@@ -63,6 +64,9 @@ class PooledText:
         self._make = partial(
             _Arguments, encoder, rows=rows, offset=offset, width=width, unit=unit, most=self.most_tokens
         )
+        library = portable()
+        assert library is not None  # the kernels are of it
+        self.wake: Callable[[int], None] = library.millpond_wake_workers
         self._skip = skip
         self._free: list[_Arguments] = []
 

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 # A longer text may be tokenized in parts, and takes so long that the ordinary way costs it nothing.
 _MOST_CHARACTERS = 4096
+_CHARACTERS_PER_TOKEN = 4  # about
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -78,12 +79,16 @@ class DirectText:
         if os.getpid() != self._pid:
             return None
         with defer_sigint():
-            return self._run(text, _Marks(begun=perf_counter())) if self._admission.enter_direct() else None
+            return (
+                self._run(text, _Marks(begun=perf_counter()))
+                if self._admission.enter_direct(self._cores.count)
+                else None
+            )
 
     def here(self, text: str) -> CallFuture[EmbeddingOutput] | None:
         """As calling it, with the result in a future."""
         marks = _Marks(begun=perf_counter())
-        if os.getpid() != self._pid or not self._admission.enter_direct():
+        if os.getpid() != self._pid or not self._admission.enter_direct(self._cores.count):
             return None
         output = self._run(text, marks)
         if output is None:
@@ -95,7 +100,7 @@ class DirectText:
 
     def submit(self, text: str) -> Future[EmbeddingOutput | None] | None:
         """As calling it, in another thread."""
-        if os.getpid() != self._pid or not self._admission.enter_direct():
+        if os.getpid() != self._pid or not self._admission.enter_direct(self._cores.count):
             return None
         try:
             future = self._executor.submit(self._run, text, _Marks(begun=perf_counter()))
@@ -113,15 +118,23 @@ class DirectText:
         output = None
         try:
             output = self._embed(text, marks)
-        except Exception:  # the ordinary way fails for the same reason, and knows what to do about it
-            logger.debug("a text goes the ordinary way", exc_info=True)
+        except UnicodeEncodeError:  # the ordinary way says where
+            pass
+        except Exception as error:  # if the ordinary way fails, too, its caller gets the error
+            logger.warning("a text could not be run by itself (%s); it is queued", type(error).__name__, exc_info=True)
         finally:
             self._admission.leave_direct(done=output is not None)
         return output
 
     def _embed(self, text: str, marks: _Marks) -> EmbeddingOutput | None:
-        if len(text) > _MOST_CHARACTERS:
+        if len(text) > _MOST_CHARACTERS or not self._cores.free:
             return None
+        if not text.isascii():
+            text.encode()  # raises for a lone surrogate
+        # Two callers are better off with a core each than with two cores by turns.
+        part = self._cores.count // self._admission.crowd
+        if part > 1:
+            self._vector.wake(min(part, self._threads.count(len(text) // _CHARACTERS_PER_TOKEN)) - 1)
         ids = self._texts.one(self._prompt + text)
         tokens = len(ids)
         marks.tokenized = perf_counter()
@@ -129,7 +142,7 @@ class DirectText:
             return None
         threads = 1
         try:
-            threads += self._cores.widen(self._threads.count(tokens) - 1)
+            threads += self._cores.widen(min(self._threads.count(tokens), part) - 1)
             marks.picked = self._counters.begin()
             try:
                 with computing():

@@ -11,6 +11,9 @@ from millpond.engine.schedule.counters import Counters
 from millpond.errors import EngineClosedError, EngineOverloadedError
 from millpond.values.stats import EngineStats
 
+# Callers that come in a row and meet fewer others than before, until the crowd is taken to be that small.
+_CALM = 8
+
 
 class Admission:
     """The running calls and the number of their texts; thread-safe."""
@@ -22,6 +25,7 @@ class Admission:
         self._changed = threading.Condition(self._lock)
         self._owners: dict[Call, object] = {}  # of each running call the object that it keeps alive
         self._direct = 0  # running texts that are no call
+        self._crowd, self._calm = 1, 0  # see `crowd`
         self._texts = 0  # of those calls, and these texts
         self._done = 0  # texts
         self._busy = 0.0  # seconds of the busy periods that are over
@@ -66,27 +70,45 @@ class Admission:
                 self._changed.notify_all()
         return owner
 
-    def enter_direct(self) -> bool:
-        """Take on a text that its caller runs by itself, if nothing else is running; returns whether it was."""
+    @property
+    def crowd(self) -> int:
+        """About how many callers there are: most that ran at once when one of the last few came."""
+        return self._crowd
+
+    def enter_direct(self, most: int) -> bool:
+        """Take on a text that its caller runs by itself, if no call and less than ``most`` such texts are running.
+
+        Returns whether it was taken on.
+        """
         with self._lock:
-            if self._owners or self._direct or self._closed:
+            self._meet()
+            if self._owners or self._direct >= most or self._closed:
                 return False
-            self._since = time.monotonic()
-            self._direct = self._texts = 1
+            if not self._direct:
+                self._since = time.monotonic()
+            self._direct += 1
+            self._texts += 1
             return True
 
     def leave_direct(self, *, done: bool) -> None:
         """That text is over; unless ``done`` it was not counted, since it becomes a call now."""
         with self._lock:
-            self._direct = 0
+            self._direct -= 1
             self._texts -= 1
             if done:
                 self._done += 1
                 self._counters.release(None, texts=1, truncated=0, hits=0, misses=0)
-            if not self._owners:
+            if not self.running_calls:
                 self._busy += time.monotonic() - self._since
                 if self._closed:  # somebody may wait for the end
                     self._changed.notify_all()
+
+    def _meet(self) -> None:
+        """A caller comes."""
+        callers = self.running_calls + 1
+        self._calm = 0 if callers >= self._crowd else self._calm + 1
+        if callers > self._crowd or self._calm == _CALM:
+            self._crowd, self._calm = callers, 0
 
     def stats(self) -> EngineStats:
         """The counters, with the numbers of waiting calls and texts."""
