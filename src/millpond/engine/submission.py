@@ -61,6 +61,9 @@ class Submission:
         self.loaded = loaded
         self.dispatcher = dispatcher
         self._direct: dict[PoolingParams, DirectText | None] = {}  # by the options of calls that were made before
+        self._sides: dict[
+            tuple[PoolingParams, ScoreMethod, bool], scoring.Sides
+        ] = {}  # of scores that were made before
         # Calls with equal options share a plan, so that their texts are tokenized together.
         self._plan = lru_cache(_KEPT_PLANS)(
             lambda task, params, single: resolve.plan(task, params, loaded, count=1 if single else 2)
@@ -75,10 +78,28 @@ class Submission:
         method: ScoreMethod = "auto",
         ranking: bool = False,
     ) -> Any:
-        """Queue a call and wait for its output; a small call is worked on in the calling thread."""
+        """The output of a call, which is queued unless it is short and nothing else runs.
+
+        A small call is worked on in the calling thread.
+        """
         direct = None if show_progress else self.direct(task, inputs, params)
         if direct is not None and (output := direct(inputs[0])) is not None:
             return output
+        if task == "score" and not show_progress:
+            scored = self._score_pair(inputs, params, (method, ranking))
+            if scored is not None:
+                return scored
+        return self._run_queued(task, inputs, params, show_progress, method, ranking)
+
+    def _run_queued(
+        self,
+        task: Task,
+        inputs: Sequence[Any],
+        params: PoolingParams,
+        show_progress: bool,
+        method: ScoreMethod = "auto",
+        ranking: bool = False,
+    ) -> Any:
         with progress_bar(inputs, show=show_progress) as bar:
             few = isinstance(inputs, Sequence) and len(inputs) <= INLINE_TEXTS
             inline = not self.routes and (self.dispatcher.in_callback or few)
@@ -99,6 +120,23 @@ class Submission:
         if task != "embed" or type(inputs) is not list or len(inputs) != 1 or type(inputs[0]) is not str:
             return None
         return self._direct.get(params) if isinstance(params, PoolingParams) else None
+
+    def _score_pair(self, inputs: Sequence[Any], params: PoolingParams, way: tuple[ScoreMethod, bool]) -> Any:
+        """The score of one pair by two vectors, each of which is computed here while nothing else runs, or ``None``."""
+        if type(inputs) is not list or len(inputs) != 1 or not isinstance(params, PoolingParams):
+            return None
+        sides = self._sides.get((params, *way))
+        if sides is None or type(inputs[0]) is not Pair:
+            return None
+        query, document = ([text] for text in inputs[0])
+        direct = self.direct("embed", query, sides.query), self.direct("embed", document, sides.document)
+        if direct[0] is None or direct[1] is None or (left := direct[0](query[0])) is None:
+            return None
+        right = direct[1](document[0])
+        if right is None:
+            with TruncatedTexts.called("documents"):
+                right = self._run_queued("embed", document, sides.document, False)
+        return scoring.scored_pair(sides, left, right)
 
     def start_here(self, task: Task, inputs: Sequence[Any], params: PoolingParams) -> CallFuture[Any]:
         """As :meth:`start`, in a thread that may compute: one text is, while nothing else runs."""
@@ -146,7 +184,7 @@ class Submission:
         if task == "score" and score_type == "listwise":
             return self._score_lists(items, params, options)
         if task == "score" and score_type != "cross-encoder":
-            return self._score_apart(items, params, score_type, options, method)
+            return self._score_apart(items, params, score_type, options, (method, ranking))
         if task == "classify" and params.labels is not None:
             return self._zero_shot(items, params, options)
         if task == "token_classify" and (params.labels is not None or self.loaded.entities is not None):
@@ -283,7 +321,7 @@ class Submission:
         params: PoolingParams,
         score_type: ScoreType | None,
         options: CallOptions,
-        method: ScoreMethod,
+        way: tuple[ScoreMethod, bool],
     ) -> CallFuture[Any]:
         """A score from two calls: token matrices for late interaction, else vectors; the documents are the progress.
 
@@ -293,18 +331,24 @@ class Submission:
         threads = None if options.inline and len(pairs) <= INLINE_TEXTS else self.dispatcher.threads
         late = score_type == "late-interaction"
         task: Task = "token_embed" if late else "embed"
-        similarity: Similarity = "cosine" if method == "cosine" else self.loaded.spec.similarity
+        similarity: Similarity = "cosine" if way[0] == "cosine" else self.loaded.spec.similarity
         # Token vectors of a late-interaction checkpoint may have any length, and so may those of other similarities.
         as_is = self.loaded.spec.score_type == "late-interaction" if late else similarity != "cosine"
         normalize = None if as_is else True
         # sentence-transformers leaves the lengths of the normalized vectors that it cuts; `embed` normalizes again.
         cut = None if late or not as_is else self.loaded.spec.default_dimensions
         width = None if cut is None else self.loaded.spec.dimensions
+        sides = scoring.Sides(
+            query=scoring.vector_params(params, "query", normalize=normalize, dimensions=width),
+            document=scoring.vector_params(params, "document", normalize=normalize, dimensions=width),
+            similarity=similarity,
+            cut=cut,
+        )
         comparison: Comparison | None = None
         if late:
             from millpond.engine.composite import comparison as matrices  # imports what indexes are made of
 
-            plan = self.plan(task, scoring.vector_params(params, "query", normalize=normalize), len(pairs))
+            plan = self.plan(task, sides.query, len(pairs))
             comparison = matrices.Comparison(
                 pairs, width=plan.width, normalize=plan.normalize, mean=self.loaded.mean_maxsim
             )
@@ -318,10 +362,12 @@ class Submission:
                 timer=timer,
             )
             with TruncatedTexts.called("queries" if role == "query" else "documents"):  # each has its own indices
-                one_side = scoring.vector_params(params, role, normalize=normalize, dimensions=width)
-                return self.start(task, texts, one_side, side)
+                return self.start(task, texts, sides.query if role == "query" else sides.document, side)
 
         if comparison is None:
+            if len(self._sides) == _KEPT_PLANS:
+                self._sides.clear()
+            self._sides[params, *way] = sides
             return scoring.apart(pairs, embed, partial(scoring.compare, similarity, cut), threads, method=similarity)
         future = scoring.apart(pairs, embed, lambda *_: comparison.scores(), threads, method="maxsim")
         future.add_done_callback(lambda _: comparison.drop())

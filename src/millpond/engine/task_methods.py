@@ -313,7 +313,7 @@ class TaskMethods(ABC):
         Returns:
             ``scores [n]``, and in ``method`` what they are.
         """
-        params = PoolingParams(activation=activation, instruction=instruction, truncate=truncate)
+        params = _params(activation=activation, instruction=instruction, truncate=truncate)
         pairs = pair_up(queries, documents)
         output: ScoreOutput = self._run("score", pairs, params, show_progress, method=method)
         return output

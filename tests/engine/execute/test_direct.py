@@ -106,6 +106,29 @@ def test_the_vector_is_that_of_the_ordinary_way(
     assert not [record for record in caplog.records if "by itself" in record.message]
 
 
+@pytest.mark.parametrize("method", ["auto", "cosine"])
+def test_the_score_of_one_pair_is_that_of_the_ordinary_way(
+    method: Any, checkpoint_of: Callable[..., Path], engine_of: Callable[..., Engine], ran: list[Any]
+) -> None:
+    engine = engine_of(checkpoint_of("bert", sentence_transformers=FAMILIES["bert"]), backend="native")
+    ran.clear()
+    for document in ("the river", "a mill", "word " * 100):
+        before = engine.stats()
+        expected = ordinarily(lambda text=document: engine.score("who mills?", text, method=method))
+        between = engine.stats()
+        found = engine.score("who mills?", document, method=method)
+        assert found.scores.tobytes() == expected.scores.tobytes() and found.scores.shape == (1,)
+        assert (found.method, found.usage) == (expected.method, expected.usage)
+        assert found.truncated.tolist() == expected.truncated.tolist()
+        counted = [
+            (stats.calls_done, stats.texts_done, stats.texts_truncated) for stats in (before, between, engine.stats())
+        ]
+        assert [b - a for a, b in zip(*counted[:2], strict=True)] == [b - a for a, b in zip(*counted[1:], strict=True)]
+    assert [output is None for output in ran] == [False] * 5 + [True]
+    with pytest.raises(InvalidRequestError, match="the document at index 0 is a int"):
+        engine.score("who mills?", [7], method=method)  # type: ignore[list-item]
+
+
 def test_what_is_not_plain_goes_the_ordinary_way(engine_of: Callable[..., Engine], ran: list[Any]) -> None:
     engine = engine_of("minilm", hf_overrides={"is_matryoshka": True})
     plain = engine.embed(["a"])
