@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from millpond.backends.device_errors import LostDevice, LostDevices
 from millpond.engine.execute.cores import process_cores
-from millpond.engine.execute.direct import DirectText
+from millpond.engine.execute.direct import Direct, DirectText
+from millpond.engine.execute.direct_item import DirectItem
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.overlapping_worker import OverlappingWorker
 from millpond.engine.execute.worker import Worker
@@ -161,26 +162,28 @@ class Dispatcher:
                 raise
         return call.future
 
-    def direct(self, plan: Plan) -> DirectText | None:
-        """What embeds single texts by a plan while nothing else runs; ``None``: they are always calls."""
+    def direct(self, plan: Plan) -> Direct | None:
+        """What runs single items by a plan while nothing else runs; ``None``: they are always calls."""
         model, encoder = self._replicas.runner.model, self._model.encoder
-        plain = plan.task == "embed" and plan.form == "text" and plan.output_dtype == "float32" and plan.adapter < 0
-        single = len(self._replicas.runners) == 1 and self._committer is None
-        if not (plain and single) or model.threads is None or encoder.rows is not None or plan.codes:
+        single = len(self._replicas.runners) == 1 and self._committer is None and model.backend == "native"
+        if not single or model.threads is None or plan.adapter >= 0 or plan.pairs is not None:
             return None
-        vector = model.text_vector(plan.output, width=plan.width, unit=plan.normalize, skip=plan.skip)
-        if vector is None:
+        parts: dict[str, Any] = {
+            "threads": model.threads,
+            "cores": process_cores(),
+            "admission": self._admission,
+            "counters": self.counters,
+            "executor": self._direct_thread,
+        }
+        if plan.task == "embed":
+            if plan.form != "text" or plan.output_dtype != "float32" or plan.codes or encoder.rows is not None:
+                return None
+            vector = model.text_vector(plan.output, width=plan.width, unit=plan.normalize, skip=plan.skip)
+            return None if vector is None else DirectText(vector, plan, encoder.texts, **parts)
+        kinds = {"token_embed": "tokens", "score": "logits"}
+        if kinds.get(plan.task) != plan.output.kind or plan.step_tag_id is not None:
             return None
-        return DirectText(
-            vector,
-            plan,
-            encoder.texts,
-            threads=model.threads,
-            cores=process_cores(),
-            admission=self._admission,
-            counters=self.counters,
-            executor=self._direct_thread,
-        )
+        return DirectItem(model, plan, encoder, native_width=self._model.width(plan.output), **parts)
 
     def close(self, *, timeout: float | None = None, cancel: bool = False) -> None:
         """Finish what was admitted, then stop the threads; a forked process has nothing to finish."""

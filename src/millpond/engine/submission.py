@@ -16,7 +16,7 @@ import numpy.typing as npt
 from millpond.engine.composite import entities, listwise, scoring, zero_shot
 from millpond.engine.composite.windows import in_windows
 from millpond.engine.dispatcher import Dispatcher
-from millpond.engine.execute.direct import DirectText
+from millpond.engine.execute.direct import Direct
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.input import resolve, validate
 from millpond.engine.input.model import LoadedModel
@@ -60,7 +60,8 @@ class Submission:
         self.unrouted = unrouted
         self.loaded = loaded
         self.dispatcher = dispatcher
-        self._direct: dict[PoolingParams, DirectText | None] = {}  # by the options of calls that were made before
+        # By task and options of the calls that were made before.
+        self._direct: dict[tuple[Task, PoolingParams], Direct | None] = {}
         self._sides: dict[
             tuple[PoolingParams, ScoreMethod, bool], scoring.Sides
         ] = {}  # of scores that were made before
@@ -82,7 +83,7 @@ class Submission:
 
         A small call is worked on in the calling thread.
         """
-        direct = None if show_progress else self.direct(task, inputs, params)
+        direct = None if show_progress else self.direct(task, inputs, params, method)
         if direct is not None and (output := direct(inputs[0])) is not None:
             return output
         if task == "score" and not show_progress:
@@ -115,11 +116,18 @@ class Submission:
                 future.cancel()  # the caller was interrupted and no longer waits
                 raise
 
-    def direct(self, task: Task, inputs: Sequence[Any], params: PoolingParams) -> DirectText | None:
-        """What embeds the one text of a call while nothing else runs, by options that were checked before."""
-        if task != "embed" or type(inputs) is not list or len(inputs) != 1 or type(inputs[0]) is not str:
+    def direct(
+        self, task: Task, inputs: Sequence[Any], params: PoolingParams, method: ScoreMethod = "auto"
+    ) -> Direct | None:
+        """What runs the one item of a call while nothing else runs, by options that were checked before."""
+        if type(inputs) is not list or len(inputs) != 1 or not isinstance(params, PoolingParams):
             return None
-        return self._direct.get(params) if isinstance(params, PoolingParams) else None
+        item = inputs[0]
+        if type(item) is str:
+            return self._direct.get((task, params)) if task != "score" else None
+        if task != "score" or method != "auto" or type(item) is not Pair:
+            return None
+        return self._direct.get((task, params)) if type(item.query) is type(item.document) is str else None
 
     def _score_pair(self, inputs: Sequence[Any], params: PoolingParams, way: tuple[ScoreMethod, bool]) -> Any:
         """The score of one pair by two vectors, each of which is computed here while nothing else runs, or ``None``."""
@@ -138,10 +146,12 @@ class Submission:
                 right = self._run_queued("embed", document, sides.document, False)
         return scoring.scored_pair(sides, left, right)
 
-    def start_here(self, task: Task, inputs: Sequence[Any], params: PoolingParams) -> CallFuture[Any]:
-        """As :meth:`start`, in a thread that may compute: one text is, while nothing else runs."""
-        direct = self.direct(task, inputs, params)
-        return (direct and direct.here(inputs[0])) or self.start(task, inputs, params)
+    def start_here(
+        self, task: Task, inputs: Sequence[Any], params: PoolingParams, method: ScoreMethod = "auto"
+    ) -> CallFuture[Any]:
+        """As :meth:`start`, in a thread that may compute: one item is, while nothing else runs."""
+        direct = self.direct(task, inputs, params, method)
+        return (direct and direct.here(inputs[0])) or self.start(task, inputs, params, method=method)
 
     async def in_thread(self, work: Callable[[], Future[Any]], *, large: bool = False) -> Future[Any]:
         """Call ``work`` in a thread of the engine instead of the event loop's pool, and return what it returns.
@@ -194,10 +204,10 @@ class Submission:
         if params.long_texts is not None:
             queue = partial(self.dispatcher.submit, owner=self)
             return in_windows(items, plan, self.loaded, queue, self.dispatcher.threads)
-        if task == "embed" and params not in self._direct:
+        if pairs is None and (task, params) not in self._direct:
             if len(self._direct) == _KEPT_PLANS:
                 self._direct.clear()
-            self._direct[params] = self.dispatcher.direct(plan)
+            self._direct[task, params] = self.dispatcher.direct(plan)
         return self.dispatcher.submit(items, plan, options, owner=self)
 
     def _route(self, role: Role | None) -> Submission | None:

@@ -156,7 +156,7 @@ class TaskMethods(ABC):
         Returns:
             ``embeddings``, a :class:`~millpond.vectors.ragged.Ragged` of n ``[tokens_i, d]`` matrices.
         """
-        params = PoolingParams(
+        params = _params(
             role=role,
             prompt=prompt,
             prompt_name=prompt_name,
@@ -352,7 +352,7 @@ class TaskMethods(ABC):
             ``method`` says what the scores are.
         """
         pairs = rerank_pairs(query, documents, top_n)
-        params = PoolingParams(activation=activation, instruction=instruction, truncate=truncate)
+        params = _params(activation=activation, instruction=instruction, truncate=truncate)
 
         def finish(scored: ScoreOutput) -> RerankOutput:
             texts = [pair.document for pair in pairs]

@@ -101,7 +101,11 @@ class PoolingModel:
             method = "cosine"
         raw = self.config.calibrated and self.engine.spec.score_type == "cross-encoder"
         engine_params = replace(params, activation=False) if raw else params
-        future = self.engine.submit("score", pairs, engine_params, template=template, method=method)
+        future = (
+            submission_of(self.engine).start_here("score", pairs, engine_params, method=method)
+            if template is None
+            else self.engine.submit("score", pairs, engine_params, template=template, method=method)
+        )
 
         def finish(output: ScoreOutput) -> ScoreOutput:
             if not raw:

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.tiny import Layout, Normalize, Pooling
+from tests.tiny.heads import write_cross_encoder, write_m3, write_pylate, write_stanford
 
 from millpond import AsyncEngine, Engine, PoolingParams
 from millpond.engine.engine import submission_of
 from millpond.engine.execute.cores import process_cores
-from millpond.engine.execute.direct import DirectText
+from millpond.engine.execute.direct import Direct, DirectText
 from millpond.engine.schedule.admission import Admission
 from millpond.errors import EngineClosedError, InvalidRequestError, MillpondError
-from millpond.values.outputs import EmbeddingOutput
+from millpond.values.outputs import EmbeddingOutput, TokenEmbeddingOutput
 
 PROMPTS = {"query": "search for: ", "document": ""}
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -44,13 +46,13 @@ FAMILIES = {
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[EmbeddingOutput | None]:
     """What was run directly; ``None`` for a text that went the ordinary way after all."""
     outputs: list[EmbeddingOutput | None] = []
-    run = DirectText._run
+    run = Direct._run
 
-    def recorded(self: DirectText, *arguments: Any) -> EmbeddingOutput | None:
+    def recorded(self: Direct, *arguments: Any) -> EmbeddingOutput | None:
         outputs.append(run(self, *arguments))
         return outputs[-1]
 
-    monkeypatch.setattr(DirectText, "_run", recorded)
+    monkeypatch.setattr(Direct, "_run", recorded)
     return outputs
 
 
@@ -106,6 +108,53 @@ def test_the_vector_is_that_of_the_ordinary_way(
     assert not [record for record in caplog.records if "by itself" in record.message]
 
 
+@pytest.mark.parametrize("writer", [write_stanford, write_pylate, write_m3])
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(text=st.text(max_size=40), data=st.data())
+def test_token_vectors_are_those_of_the_ordinary_way(
+    writer: Callable[[Path], Path], text: str, data: Any, engine_of: Callable[..., Engine], ran: list[Any]
+) -> None:
+    engine = engine_of(writer, hf_overrides={"is_matryoshka": True}, backend="native")
+    choices: tuple[dict[str, Any], ...] = (
+        {},
+        {"role": "query"},
+        {"role": "document", "dimensions": 8},
+        {"normalize": False},
+    )
+    options = data.draw(st.sampled_from(choices))
+
+    def call() -> TokenEmbeddingOutput:
+        return engine.token_embed([text], **options)
+
+    expected = ordinarily(call)
+    ran.clear()
+    for found in (call(), asyncio.run(AsyncEngine(engine).token_embed([text], **options))):
+        assert found.embeddings.flat.tobytes() == expected.embeddings.flat.tobytes()
+        assert found.embeddings.offsets.tolist() == expected.embeddings.offsets.tolist()
+        assert found.embeddings.flat.flags.writeable and found.usage == expected.usage
+        assert found.truncated.tolist() == expected.truncated.tolist()
+    assert [output is None for output in ran] == [expected.truncated.any()] * 2
+
+
+@pytest.mark.parametrize("text", ["the river turns", "", "naïve", "word " * 100])
+def test_a_pair_that_is_read_together_has_the_ordinary_score(
+    text: str, engine_of: Callable[..., Engine], ran: list[Any]
+) -> None:
+    engine = engine_of(write_cross_encoder, backend="native")
+    choices: tuple[dict[str, Any], ...] = ({}, {"activation": "sigmoid"})
+    for options in choices:
+        expected = ordinarily(partial(engine.score, "who mills?", text, **options))
+        ran.clear()
+        found = engine.score("who mills?", text, **options)
+        ranked = engine.rerank("who mills?", [text], **options)
+        awaited = asyncio.run(AsyncEngine(engine).rerank("who mills?", [text], **options))
+        assert found.scores.tobytes() == expected.scores.tobytes()
+        assert ranked[0].relevance_score == awaited[0].relevance_score == float(expected.scores[0])
+        assert (found.method, found.usage) == (expected.method, expected.usage)
+        assert found.truncated.tolist() == expected.truncated.tolist()
+        assert [output is None for output in ran] == [expected.truncated.any()] * 3
+
+
 @pytest.mark.parametrize("method", ["auto", "cosine"])
 def test_the_score_of_one_pair_is_that_of_the_ordinary_way(
     method: Any, checkpoint_of: Callable[..., Path], engine_of: Callable[..., Engine], ran: list[Any]
@@ -114,7 +163,7 @@ def test_the_score_of_one_pair_is_that_of_the_ordinary_way(
     ran.clear()
     for document in ("the river", "a mill", "word " * 100):
         before = engine.stats()
-        expected = ordinarily(lambda text=document: engine.score("who mills?", text, method=method))
+        expected = ordinarily(partial(engine.score, "who mills?", document, method=method))
         between = engine.stats()
         found = engine.score("who mills?", document, method=method)
         assert found.scores.tobytes() == expected.scores.tobytes() and found.scores.shape == (1,)
@@ -153,7 +202,7 @@ class Held:
 
     def __init__(self, engine: Engine) -> None:
         engine.embed(["a"])
-        (self.direct,) = (direct for direct in submission_of(engine)._direct.values() if direct is not None)
+        (self.direct,) = (one for one in submission_of(engine)._direct.values() if isinstance(one, DirectText))
         self.begun, self.going = threading.Event(), threading.Event()
         self.error: Exception | None = None
         vector = self.direct._vector
