@@ -253,12 +253,11 @@ def test_it_is_counted_and_observed_as_a_call(engine: Engine) -> None:
 def test_others_are_served_meanwhile_and_close_waits_for_it(engine: Engine) -> None:
     held = Held(engine)
     first, results = in_thread(lambda: engine.embed(["a"]))
-    assert held.begun.wait(60)
-    stats = engine.stats()
-    assert (stats.waiting_texts, stats.running_calls, stats.running_batches) == (1, 1, 1)
-    second, others = in_thread(lambda: engine.embed(["b"]))  # an ordinary call, perhaps behind the first one's cores
-    closing = None
     try:
+        assert held.begun.wait(60)
+        stats = engine.stats()
+        assert (stats.waiting_texts, stats.running_calls, stats.running_batches) == (1, 1, 1)
+        second, others = in_thread(lambda: engine.embed(["b"]))  # perhaps behind the first one's cores
         while engine.stats().running_calls < 2 and second.is_alive():
             second.join(0.01)
         closing, _ = in_thread(engine.close)
