@@ -56,7 +56,8 @@ class Dispatcher:
         feeders = _intake_threads(replicas)
         self.threads = ThreadPoolExecutor(feeders, thread_name_prefix=f"{self._name}-intake")
         self.large_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-large")
-        self._direct_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-direct")
+        # As many as may compute at once; each is started when it is needed.
+        self._direct_threads = ThreadPoolExecutor(process_cores().count, thread_name_prefix=f"{self._name}-direct")
         self._committer: Committer | None = None
         if cache is not None:
             name = f"{self._name}-commit"
@@ -173,7 +174,7 @@ class Dispatcher:
             "cores": process_cores(),
             "admission": self._admission,
             "counters": self.counters,
-            "executor": self._direct_thread,
+            "executor": self._direct_threads,
         }
         if plan.task == "embed":
             if plan.form != "text" or plan.output_dtype != "float32" or plan.codes or encoder.rows is not None:
@@ -198,7 +199,7 @@ class Dispatcher:
         self._admission.wait_for_callers()
         self.threads.shutdown()
         self.large_thread.shutdown()
-        self._direct_thread.shutdown()
+        self._direct_threads.shutdown()
         if self._committer is not None:
             self._committer.close()
         if was_open and self.counters.truncated:
@@ -229,7 +230,7 @@ class Dispatcher:
                 worker.join()
         self.threads.shutdown(wait=False)
         self.large_thread.shutdown(wait=False)
-        self._direct_thread.shutdown(wait=False)
+        self._direct_threads.shutdown(wait=False)
         if self._committer is not None:
             self._committer.close(wait=False)
 

@@ -304,7 +304,8 @@ def test_a_task_that_is_cancelled_before_its_turn_leaves_nothing_behind(engine: 
     held = Held(engine)
     held.going.set()
     blocked = threading.Event()
-    engine._dispatcher._direct_thread.submit(blocked.wait, 60)
+    for _ in range(process_cores().count):
+        engine._dispatcher._direct_threads.submit(blocked.wait, 60)
 
     async def cancelled() -> None:
         task = asyncio.ensure_future(AsyncEngine(engine).embed(["a"]))
