@@ -48,13 +48,6 @@ def main() -> None:
         os.sched_setaffinity(0, options.cores)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         results = run(options, Path(folder), stack)
-    for way, found in results.items():
-        print(way)
-        for name, figures in found.items():
-            print(
-                f"  {name:6} "
-                + "  ".join(f"{figure} {best:.4g} ({mid:.4g})" for figure, (best, mid) in figures.items())
-            )
     if not options.smoke:
         settings = {"before": options.before, "rounds": options.rounds, "cores": sorted(options.cores or ())}
         record("single_call", {**settings, "ways": results})
@@ -91,6 +84,10 @@ def run(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[str
                 print(json.dumps(way), file=processes[name].stdin, flush=True)
                 rounds[name].append(json.loads(processes[name].stdout.readline()))  # type: ignore[union-attr]
         results[way] = {name: summary(found[1:] or found) for name, found in rounds.items()}
+        print(way)
+        for name, figures in results[way].items():
+            shown = [f"{figure} {best:.4g} ({middle:.4g})" for figure, (best, middle) in figures.items()]
+            print(f"  {name:6} {'  '.join(shown)}", flush=True)
     return results
 
 

@@ -80,6 +80,9 @@ class Admission:
 
         Returns whether it was taken on.
         """
+        if self._owners:  # without the lock: hundreds of callers may come at once
+            self._crowd, self._calm = max(self._crowd, self.running_calls + 1), 0
+            return False
         with self._lock:
             self._meet()
             if self._owners or self._direct >= most or self._closed:
