@@ -87,7 +87,7 @@ def run(isa, guards, *, beyond):
                     count = int(bounds[-1]) if rows == structs.ALL_ROWS else len(lengths)
                     out = guards.array(np.zeros((count, encoder.plan.hidden), dtype=np.float32))
                     call = structs.EncodeCall(
-                        model=encoder._model,
+                        model=encoder.model,
                         ids=ids.ctypes.data,
                         bounds=bounds.ctypes.data,
                         types=types.ctypes.data,

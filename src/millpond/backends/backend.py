@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -101,6 +101,16 @@ class Pending(Protocol):
         """Wait for the batch; its results."""
 
 
+class TextVector(Protocol):
+    """What computes the vector of one text, without a batch."""
+
+    most_tokens: int  # of a text
+    wake: Callable[[int], None]  # wakes so many threads for a text that is being tokenized
+
+    def __call__(self, ids: Ints, threads: int) -> Matrix | None:
+        """``[1, width]``, on so many threads; ``None``: it is not finite."""
+
+
 class Model(Protocol):
     """A checkpoint's weights on one device. On a CPU any thread may run a batch at any time."""
 
@@ -115,6 +125,13 @@ class Model(Protocol):
 
     def run(self, batch: PackedBatch, outputs: Set[OutputSpec]) -> ReadRows:
         """The result of each sequence for each output."""
+
+    def text_vector(self, output: OutputSpec, *, width: int, unit: bool, skip: int) -> TextVector | None:
+        """What computes an output's vector of one text, cut to ``width`` and divided by its length if ``unit``.
+
+        Its first ``skip`` tokens are left out by the pooling. The bits are those of :meth:`run` and of
+        :func:`millpond.vectors.matryoshka.cut`. ``None``: there is no shorter way to it than a batch.
+        """
 
     def start(self, batch: PackedBatch, outputs: Set[OutputSpec]) -> Pending:
         """Launch a batch without waiting for it, if the model ``overlaps``; they end in the order of launch."""

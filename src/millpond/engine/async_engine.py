@@ -65,6 +65,11 @@ class _Coroutines(TaskMethods):
         ranking: bool = False,
         finish: Callable[[Any], Any] | None = None,
     ) -> Any:
+        direct = None if show_progress else self._submission.direct(task, inputs, params, method)
+        if direct is not None and (running := direct.submit(inputs[0])) is not None:
+            output = await asyncio.wrap_future(running)
+            if output is not None:
+                return output if finish is None else finish(output)
         with progress_bar(inputs, show=show_progress) as bar:
             progress = bar.update if show_progress else None
             options = CallOptions(progress=progress)

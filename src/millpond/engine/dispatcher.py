@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from millpond.backends.device_errors import LostDevice, LostDevices
 from millpond.engine.execute.cores import process_cores
+from millpond.engine.execute.direct import Direct, DirectText
+from millpond.engine.execute.direct_item import DirectItem
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.overlapping_worker import OverlappingWorker
 from millpond.engine.execute.worker import Worker
@@ -54,6 +56,8 @@ class Dispatcher:
         feeders = _intake_threads(replicas)
         self.threads = ThreadPoolExecutor(feeders, thread_name_prefix=f"{self._name}-intake")
         self.large_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-large")
+        # As many as may compute at once; each is started when it is needed.
+        self._direct_threads = ThreadPoolExecutor(process_cores().count, thread_name_prefix=f"{self._name}-direct")
         self._committer: Committer | None = None
         if cache is not None:
             name = f"{self._name}-commit"
@@ -159,6 +163,29 @@ class Dispatcher:
                 raise
         return call.future
 
+    def direct(self, plan: Plan) -> Direct | None:
+        """What runs single items by a plan while nothing else runs; ``None``: they are always calls."""
+        model, encoder = self._replicas.runner.model, self._model.encoder
+        single = len(self._replicas.runners) == 1 and self._committer is None and model.backend == "native"
+        if not single or model.threads is None or plan.adapter >= 0 or plan.pairs is not None:
+            return None
+        parts: dict[str, Any] = {
+            "threads": model.threads,
+            "cores": process_cores(),
+            "admission": self._admission,
+            "counters": self.counters,
+            "executor": self._direct_threads,
+        }
+        if plan.task == "embed":
+            if plan.form != "text" or plan.output_dtype != "float32" or plan.codes or encoder.rows is not None:
+                return None
+            vector = model.text_vector(plan.output, width=plan.width, unit=plan.normalize, skip=plan.skip)
+            return None if vector is None else DirectText(vector, plan, encoder.texts, **parts)
+        kinds = {"token_embed": "tokens", "score": "logits"}
+        if kinds.get(plan.task) != plan.output.kind or plan.step_tag_id is not None:
+            return None
+        return DirectItem(model, plan, encoder, native_width=self._model.width(plan.output), **parts)
+
     def close(self, *, timeout: float | None = None, cancel: bool = False) -> None:
         """Finish what was admitted, then stop the threads; a forked process has nothing to finish."""
         was_open = not self.closed
@@ -172,6 +199,7 @@ class Dispatcher:
         self._admission.wait_for_callers()
         self.threads.shutdown()
         self.large_thread.shutdown()
+        self._direct_threads.shutdown()
         if self._committer is not None:
             self._committer.close()
         if was_open and self.counters.truncated:
@@ -202,6 +230,7 @@ class Dispatcher:
                 worker.join()
         self.threads.shutdown(wait=False)
         self.large_thread.shutdown(wait=False)
+        self._direct_threads.shutdown(wait=False)
         if self._committer is not None:
             self._committer.close(wait=False)
 

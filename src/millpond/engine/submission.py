@@ -20,6 +20,7 @@ from millpond.engine.composite.timed_ranking import TimeBudget, TimedRanking
 from millpond.engine.composite.turns import Turns
 from millpond.engine.composite.windows import in_windows
 from millpond.engine.dispatcher import Dispatcher
+from millpond.engine.execute.direct import Direct
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.input import resolve, validate
 from millpond.engine.input.model import LoadedModel
@@ -65,6 +66,11 @@ class Submission:
         self.dispatcher = dispatcher
         self.time_model = TimeModel()
         self.turns = Turns()
+        # By task and options of the calls that were made before.
+        self._direct: dict[tuple[Task, PoolingParams], Direct | None] = {}
+        self._sides: dict[
+            tuple[PoolingParams, ScoreMethod, bool], scoring.Sides
+        ] = {}  # of scores that were made before
         # Calls with equal options share a plan, so that their texts are tokenized together.
         self._plan = lru_cache(_KEPT_PLANS)(
             lambda task, params, single: resolve.plan(task, params, loaded, count=1 if single else 2)
@@ -79,7 +85,28 @@ class Submission:
         method: ScoreMethod = "auto",
         ranking: bool = False,
     ) -> Any:
-        """Queue a call and wait for its output; a small call is worked on in the calling thread."""
+        """The output of a call, which is queued unless it is short and nothing else runs.
+
+        A small call is worked on in the calling thread.
+        """
+        direct = None if show_progress else self.direct(task, inputs, params, method)
+        if direct is not None and (output := direct(inputs[0])) is not None:
+            return output
+        if task == "score" and not show_progress:
+            scored = self._score_pair(inputs, params, (method, ranking))
+            if scored is not None:
+                return scored
+        return self._run_queued(task, inputs, params, show_progress, method, ranking)
+
+    def _run_queued(
+        self,
+        task: Task,
+        inputs: Sequence[Any],
+        params: PoolingParams,
+        show_progress: bool,
+        method: ScoreMethod = "auto",
+        ranking: bool = False,
+    ) -> Any:
         with progress_bar(inputs, show=show_progress) as bar:
             few = isinstance(inputs, Sequence) and len(inputs) <= INLINE_TEXTS
             inline = not self.routes and (self.dispatcher.in_callback or few)
@@ -173,6 +200,43 @@ class Submission:
                 future.cancel()  # the caller was interrupted and no longer waits
             raise
 
+    def direct(
+        self, task: Task, inputs: Sequence[Any], params: PoolingParams, method: ScoreMethod = "auto"
+    ) -> Direct | None:
+        """What runs the one item of a call while nothing else runs, by options that were checked before."""
+        if type(inputs) is not list or len(inputs) != 1 or not isinstance(params, PoolingParams):
+            return None
+        item = inputs[0]
+        if type(item) is str:
+            return self._direct.get((task, params)) if task != "score" else None
+        if task != "score" or method != "auto" or type(item) is not Pair:
+            return None
+        return self._direct.get((task, params)) if type(item.query) is type(item.document) is str else None
+
+    def _score_pair(self, inputs: Sequence[Any], params: PoolingParams, way: tuple[ScoreMethod, bool]) -> Any:
+        """The score of one pair by two vectors, each of which is computed here while nothing else runs, or ``None``."""
+        if type(inputs) is not list or len(inputs) != 1 or not isinstance(params, PoolingParams):
+            return None
+        sides = self._sides.get((params, *way))
+        if sides is None or type(inputs[0]) is not Pair:
+            return None
+        query, document = ([text] for text in inputs[0])
+        direct = self.direct("embed", query, sides.query), self.direct("embed", document, sides.document)
+        if direct[0] is None or direct[1] is None or (left := direct[0](query[0])) is None:
+            return None
+        right = direct[1](document[0])
+        if right is None:
+            with TruncatedTexts.called("documents"):
+                right = self._run_queued("embed", document, sides.document, False)
+        return scoring.scored_pair(sides, left, right)
+
+    def start_here(
+        self, task: Task, inputs: Sequence[Any], params: PoolingParams, method: ScoreMethod = "auto"
+    ) -> CallFuture[Any]:
+        """As :meth:`start`, in a thread that may compute: one item is, while nothing else runs."""
+        direct = self.direct(task, inputs, params, method)
+        return (direct and direct.here(inputs[0])) or self.start(task, inputs, params, method=method)
+
     async def in_thread(self, work: Callable[[], Future[Any]], *, large: bool = False) -> Future[Any]:
         """Call ``work`` in a thread of the engine instead of the event loop's pool, and return what it returns.
 
@@ -214,7 +278,7 @@ class Submission:
         if task == "score" and score_type == "listwise":
             return self._score_lists(items, params, options)
         if task == "score" and score_type != "cross-encoder":
-            return self._score_apart(items, params, score_type, options, method)
+            return self._score_apart(items, params, score_type, options, (method, ranking))
         if task == "classify" and params.labels is not None:
             return self._zero_shot(items, params, options)
         if task == "token_classify" and (params.labels is not None or self.loaded.entities is not None):
@@ -226,6 +290,10 @@ class Submission:
             composed: Any = late_chunks if params.long_texts == "windows" else in_windows
             whole: CallFuture[Any] = composed(items, plan, self.loaded, queue, self.dispatcher.threads)
             return whole
+        if pairs is None and (task, params) not in self._direct:
+            if len(self._direct) == _KEPT_PLANS:
+                self._direct.clear()
+            self._direct[task, params] = self.dispatcher.direct(plan)
         return self.dispatcher.submit(items, plan, options, owner=self)
 
     def _route(self, role: Role | None) -> Submission | None:
@@ -349,7 +417,7 @@ class Submission:
         params: PoolingParams,
         score_type: ScoreType | None,
         options: CallOptions,
-        method: ScoreMethod,
+        way: tuple[ScoreMethod, bool],
     ) -> CallFuture[Any]:
         """A score from two calls: token matrices for late interaction, else vectors; the documents are the progress.
 
@@ -359,18 +427,24 @@ class Submission:
         threads = None if options.inline and len(pairs) <= INLINE_TEXTS else self.dispatcher.threads
         late = score_type == "late-interaction"
         task: Task = "token_embed" if late else "embed"
-        similarity: Similarity = "cosine" if method == "cosine" else self.loaded.spec.similarity
+        similarity: Similarity = "cosine" if way[0] == "cosine" else self.loaded.spec.similarity
         # Token vectors of a late-interaction checkpoint may have any length, and so may those of other similarities.
         as_is = self.loaded.spec.score_type == "late-interaction" if late else similarity != "cosine"
         normalize = None if as_is else True
         # sentence-transformers leaves the lengths of the normalized vectors that it cuts; `embed` normalizes again.
         cut = None if late or not as_is else self.loaded.spec.default_dimensions
         width = None if cut is None else self.loaded.spec.dimensions
+        sides = scoring.Sides(
+            query=scoring.vector_params(params, "query", normalize=normalize, dimensions=width),
+            document=scoring.vector_params(params, "document", normalize=normalize, dimensions=width),
+            similarity=similarity,
+            cut=cut,
+        )
         comparison: Comparison | None = None
         if late:
             from millpond.engine.composite import comparison as matrices  # imports what indexes are made of
 
-            plan = self.plan(task, scoring.vector_params(params, "query", normalize=normalize), len(pairs))
+            plan = self.plan(task, sides.query, len(pairs))
             comparison = matrices.Comparison(
                 pairs, width=plan.width, normalize=plan.normalize, mean=self.loaded.mean_maxsim
             )
@@ -385,10 +459,12 @@ class Submission:
                 timer=timer,
             )
             with TruncatedTexts.called("queries" if role == "query" else "documents"):  # each has its own indices
-                one_side = scoring.vector_params(params, role, normalize=normalize, dimensions=width)
-                return self.start(task, texts, one_side, side)
+                return self.start(task, texts, sides.query if role == "query" else sides.document, side)
 
         if comparison is None:
+            if len(self._sides) == _KEPT_PLANS:
+                self._sides.clear()
+            self._sides[params, *way] = sides
             return scoring.apart(pairs, embed, partial(scoring.compare, similarity, cut), threads, method=similarity)
         future = scoring.apart(pairs, embed, lambda *_: comparison.scores(), threads, method="maxsim")
         future.add_done_callback(lambda _: comparison.drop())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from time import perf_counter
 from typing import Any, Literal, TypedDict
 
@@ -40,6 +41,19 @@ class EmbedOptions(TypedDict, total=False):
     long_texts: Literal["mean"] | None
     truncate: Truncate
     show_progress: bool
+
+
+@lru_cache(64, typed=True)
+def _kept_params(**options: Any) -> PoolingParams:
+    return PoolingParams(**options)
+
+
+def _params(**options: Any) -> PoolingParams:
+    """The checked options of a call; those of the last calls are kept, since checking them again costs a short text."""
+    try:
+        return _kept_params(**options)
+    except TypeError:  # one that has no hash, which is refused here
+        return PoolingParams(**options)
 
 
 @names_replacements
@@ -106,7 +120,7 @@ class TaskMethods(ABC):
         Returns:
             ``embeddings [n, d]`` in the order of the texts, with ``cached``, ``truncated`` and ``usage``.
         """
-        params = PoolingParams(
+        params = _params(
             role=role,
             prompt=prompt,
             prompt_name=prompt_name,
@@ -160,7 +174,7 @@ class TaskMethods(ABC):
         Returns:
             ``embeddings``, a :class:`~millpond.vectors.ragged.Ragged` of n ``[tokens_i, d]`` matrices.
         """
-        params = PoolingParams(
+        params = _params(
             role=role,
             prompt=prompt,
             prompt_name=prompt_name,
@@ -318,7 +332,7 @@ class TaskMethods(ABC):
         Returns:
             ``scores [n]``, and in ``method`` what they are.
         """
-        params = PoolingParams(activation=activation, instruction=instruction, truncate=truncate)
+        params = _params(activation=activation, instruction=instruction, truncate=truncate)
         pairs = pair_up(queries, documents)
         output: ScoreOutput = self._run("score", pairs, params, show_progress, method=method)
         return output
@@ -367,7 +381,7 @@ class TaskMethods(ABC):
         """
         begun = perf_counter()
         pairs = rerank_pairs(query, documents, top_n)
-        params = PoolingParams(activation=activation, instruction=instruction, truncate=truncate)
+        params = _params(activation=activation, instruction=instruction, truncate=truncate)
         if budget_ms is not None:
             budget = TimeBudget.of(budget_ms, documents=len(pairs), top_n=top_n, first_scores=first_scores, begun=begun)
             timed: RerankOutput = self._rank_timed(pairs, params, method, budget, show_progress)

@@ -9,8 +9,8 @@ two sets of kernels:
   this processor can run.
 
 ``MILLPOND_NATIVE=0`` switches both off. ``MILLPOND_ISA`` names the highest instruction set to use, for example
-``avx2``: one that the processor does not have changes nothing. Both are read when the library is loaded, once in a
-process.
+``avx2``: one that the processor does not have changes nothing. ``MILLPOND_PIN=1`` keeps each of the kernels' threads on
+a core. All are read when the library is loaded, once in a process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).with_name("libmillpond.so")
-_SWITCH, _HIGHEST = "MILLPOND_NATIVE", "MILLPOND_ISA"
+_SWITCH, _HIGHEST, _PIN = "MILLPOND_NATIVE", "MILLPOND_ISA", "MILLPOND_PIN"
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 
@@ -229,7 +229,22 @@ def _load() -> ctypes.CDLL | str:
     if stale:
         logger.warning("the compiled kernels are not used: they were built from other sources; install millpond again")
         return "built from other sources; install millpond again"
+    _pin(loaded)
     return loaded
+
+
+def _pin(loaded: ctypes.CDLL) -> None:
+    """Keep each of the kernels' threads on a core, if ``MILLPOND_PIN`` says so; callers go where they like."""
+    setting = os.environ.get(_PIN, "").strip()
+    if setting not in ("", "0", "1"):
+        logger.warning("%s=%s is ignored; it may be 0 or 1", _PIN, setting)
+    if setting != "1":
+        return
+    if not hasattr(os, "sched_getaffinity"):
+        logger.warning("%s=1 is ignored: this system does not keep threads on cores", _PIN)
+        return
+    cores = sorted(os.sched_getaffinity(0), reverse=True)
+    loaded.millpond_pin_workers((ctypes.c_int32 * len(cores))(*cores), len(cores))
 
 
 def _declare(loaded: ctypes.CDLL) -> None:
@@ -256,6 +271,12 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.millpond_ward.restype = None
     loaded.millpond_add_rows.argtypes = [*[_pointer] * 3, *[_int] * 2]
     loaded.millpond_add_rows.restype = None
+    loaded.millpond_wake_workers.argtypes = [_int]
+    loaded.millpond_wake_workers.restype = None
+    loaded.millpond_pin_workers.argtypes = [_pointer, _int]
+    loaded.millpond_pin_workers.restype = None
+    loaded.millpond_finish_rows.argtypes = [_pointer, *[_int] * 2, ctypes.c_int]
+    loaded.millpond_finish_rows.restype = ctypes.c_int
     loaded.millpond_mean_rows.argtypes = [*[_pointer] * 5, *[_int] * 3]
     loaded.millpond_mean_rows.restype = None
     if loaded.millpond_supported():

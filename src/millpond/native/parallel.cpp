@@ -100,8 +100,25 @@ struct Worker {
   void (*work)(void*, std::int64_t);
   void* job;
   std::int64_t member;
+  std::int64_t number;  // from 0, in the order in which they were started
   Worker* next;  // of the free ones
 };
+
+// The cores that workers stay on, one after another; none: the system moves them.
+constexpr std::int64_t kMostCores = 1024;
+std::int32_t pins[kMostCores];
+std::int64_t pin_count = 0;
+
+// Keeps the calling thread on its core: beside other programs a worker that wakes up may get the core of its caller.
+void stay([[maybe_unused]] std::int64_t number) {
+#ifdef __linux__
+  if (pin_count == 0) return;
+  const std::int32_t core = pins[number % pin_count];
+  std::uint64_t mask[kMostCores / 64] = {};
+  mask[core / 64] = std::uint64_t(1) << core % 64;
+  syscall(SYS_sched_setaffinity, 0, sizeof mask, mask);  // fails for a core that was taken away; then it moves
+#endif
+}
 
 // Workers are never freed: one may still be about to look at its word.
 struct Pool {
@@ -119,6 +136,7 @@ bool change(Worker* worker, std::int32_t from, std::int32_t to) {
 
 void* serve(void* argument) {
   auto* worker = (Worker*)argument;
+  stay(worker->number);
   for (;;) {
     for (int round = 0; round < kWatchForWork && doing(worker) == kIdle; round++) relax();
     if (change(worker, kIdle, kAsleep))
@@ -133,6 +151,7 @@ void* serve(void* argument) {
 Worker* started() {
   auto* worker = (Worker*)calloc(1, sizeof(Worker));  // kIdle
   if (!worker) return nullptr;
+  worker->number = pool.count;
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
@@ -208,4 +227,21 @@ void run_team(void (*work)(void*, std::int64_t), void* job, std::int64_t threads
   work(job, 0);
   for (std::int64_t i = 0; i < count; i++) await(hired[i]);
   if (count > 0) dismiss(hired, count);
+}
+
+// Wakes up to `wanted` workers that no call uses, which then watch for work for a while: a call that follows soon does
+// not wait for them. Called before the caller knows its tokens.
+extern "C" void millpond_wake_workers(std::int64_t wanted) {
+  pthread_mutex_lock(&pool.mutex);
+  for (Worker* worker = pool.free; worker && wanted > 0; worker = worker->next, wanted--)
+    if (change(worker, kAsleep, kIdle)) wake_all(&worker->doing);
+  pthread_mutex_unlock(&pool.mutex);
+}
+
+// Workers that are started from now on stay on these cores, one after another.
+extern "C" void millpond_pin_workers(const std::int32_t* cores, std::int64_t count) {
+  pin_count = 0;
+  for (std::int64_t i = 0; i < count; i++)
+    if (cores[i] >= 0 && cores[i] < kMostCores) pins[pin_count++ % kMostCores] = cores[i];
+  if (pin_count > kMostCores) pin_count = kMostCores;
 }

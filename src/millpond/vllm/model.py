@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from millpond.engine.engine import Engine, submit_part
+from millpond.engine.engine import Engine, submission_of, submit_part
 from millpond.engine.schedule.timing import CallFuture
 from millpond.errors import InputTooLongError, UnsupportedTaskError
 from millpond.tasks import ScoreMethod, Task
@@ -52,6 +53,8 @@ class PoolingModel:
         self.engine = engine
         self.config = config
         self._task = task
+        # Many requests have the same options, and to complete them costs a tenth of a short text.
+        self._complete = lru_cache(64)(partial(complete, config=config, spec=engine.spec))
 
     def task(self, name: str | None) -> Task:
         """The task of an ``encode`` call by its present or older name, or by default."""
@@ -62,7 +65,7 @@ class PoolingModel:
 
     def complete(self, task: Task, params: PoolingParams, tokenization: Tokenization) -> PoolingParams:
         """``params`` with the configured defaults, as :meth:`submit` takes them."""
-        return complete(task, params, tokenization, self.config, self.engine.spec)
+        return self._complete(task, params, tokenization)
 
     def without_special_tokens(self, items: Sequence[Item], tokenization: Tokenization) -> list[Item]:
         """``items``; if ``tokenization`` leaves out special tokens, every text is replaced by its token ids."""
@@ -77,7 +80,7 @@ class PoolingModel:
             self._check_embed_len(items)
         raw = self.config.calibrated and task in ("classify", "token_classify", "reward")
         engine_params = replace(params, activation=False) if raw else params
-        future = self.engine.submit(self.engine_task(task, params), items, engine_params)
+        future = submission_of(self.engine).start_here(self.engine_task(task, params), items, engine_params)
         return Pending(
             future=future,
             finish=lambda output: self._calibrated(output, params) if raw else output,
@@ -102,7 +105,10 @@ class PoolingModel:
             method = "cosine"
         raw = self.config.calibrated and self.engine.spec.score_type == "cross-encoder"
         engine_params = replace(params, activation=False) if raw else params
-        future = submit_part(self.engine, "score", pairs, engine_params, indices, template=template, method=method)
+        if template is None and indices is None:
+            future = submission_of(self.engine).start_here("score", pairs, engine_params, method=method)
+        else:
+            future = submit_part(self.engine, "score", pairs, engine_params, indices, template=template, method=method)
 
         def finish(output: ScoreOutput) -> ScoreOutput:
             if not raw:

@@ -25,7 +25,7 @@ _TILES_BYTES, _LEAST_TILES_BLOCK = 1792 << 10, 384
 
 Ints = npt.NDArray[np.int32]
 Rows = Literal["all", "first", "last", "mean"]
-_READINGS: dict[Rows, int] = {
+READINGS: dict[Rows, int] = {
     "all": structs.ALL_ROWS,
     "first": structs.FIRST_ROW,
     "last": structs.LAST_ROW,
@@ -39,7 +39,7 @@ class NativeEncoder:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.block = _block_of(plan)
-        self._model = ctypes.pointer(plan.model)
+        self.model = ctypes.pointer(plan.model)
         self._workspaces: list[Memory] = []  # those no call uses
 
     def encode(
@@ -69,7 +69,7 @@ class NativeEncoder:
         count = int(bounds[-1]) if rows == "all" else texts
         out = np.empty((count, self.plan.hidden), dtype=np.float32)
         call = structs.EncodeCall(
-            self._model,
+            self.model,
             ids.ctypes.data,
             bounds.ctypes.data,
             None if types is None else types.ctypes.data,
@@ -80,7 +80,7 @@ class NativeEncoder:
             None,
             texts,
             offset,
-            _READINGS[rows],
+            READINGS[rows],
             self.block,
             threads,
             None if adapters is None else adapters.ctypes.data,
@@ -112,7 +112,7 @@ class NativeEncoder:
         kept = bounds_of(-(-of_encoder // self.plan.chunk))
         self._check(apart, ends, offset=0, types=None, leads=None, adapters=None)
         out = np.empty((int(of_decoder.sum()) if rows == "all" else texts, self.plan.hidden), dtype=np.float32)
-        call = structs.EncodeCall(model=self._model, texts=2 * texts, reading=_READINGS[rows])
+        call = structs.EncodeCall(model=self.model, texts=2 * texts, reading=READINGS[rows])
         call.ids, call.bounds, call.kept, call.out = (part.ctypes.data for part in (apart, ends, kept, out))
         call.block, call.threads = self.block, threads
         call.timings = None if timings is None else timings.ctypes.data

@@ -6,7 +6,7 @@ from collections.abc import Set
 
 import numpy as np
 
-from millpond.backends.backend import BackendName, OutputSpec, PackedBatch, Pending, ReadRows, Threads
+from millpond.backends.backend import BackendName, OutputSpec, PackedBatch, Pending, ReadRows, TextVector, Threads
 from millpond.backends.native.encoder import NativeEncoder
 from millpond.backends.native.families import build_encoder
 from millpond.backends.native.heads.activations import activation_of, torch_activation_of
@@ -21,6 +21,7 @@ from millpond.backends.native.heads.token_presence import TokenPresenceHead
 from millpond.backends.native.heads.token_weights import TokenWeightHead, read_token_vectors
 from millpond.backends.native.kernels import Int8, Precision
 from millpond.backends.native.packing.weight_packer import NotSupported
+from millpond.backends.native.pooled_text import PooledText, finishes_as_numpy
 from millpond.backends.native.static import StaticEncoder
 from millpond.backends.native.threads import NativeThreads
 from millpond.checkpoints.build_spec import backbone_width
@@ -74,6 +75,14 @@ class NativeModel:
             bounds, skip, ids = np.arange(len(batch.bounds), dtype=np.int32), None, batch.ids[batch.bounds[:-1]]
         reading = Reading(heads=self.heads, hidden=hidden, bounds=bounds, skip=skip, ids=ids, threads=threads)
         return {output: reading.read(output) for output in outputs}
+
+    def text_vector(self, output: OutputSpec, *, width: int, unit: bool, skip: int) -> TextVector | None:
+        """What computes an output's vector of one text, if nothing but the pooling lies behind the layers."""
+        encoder, rows = self.encoder, self.heads.rows_of(output)
+        plain = rows != "all" and self.heads.is_plain(output) and not (skip and rows == "first")
+        if not plain or not isinstance(encoder, NativeEncoder) or encoder.plan.chunk or not finishes_as_numpy():
+            return None
+        return PooledText(encoder, rows=rows, offset=self.position_offset, width=width, unit=unit, skip=skip)
 
     def start(self, batch: PackedBatch, outputs: Set[OutputSpec]) -> Pending:
         """Not called: a CPU runs one batch on its cores after another."""

@@ -13,6 +13,8 @@ EMBED, NORM, PRODUCT, HEADS, ATTENTION, FEED, ADAPT, EXPERTS, CONVOLVE, KEEP, GA
 COPY, LAYER_NORM, RMS_NORM, SCALE = range(4)
 # enum Reading
 ALL_ROWS, FIRST_ROW, LAST_ROW, MEAN_ROW = range(4)
+# enum EncodeError
+BAD_TOKEN, NOT_FINITE = 1, 2
 # enum Activation, by the names of config.json
 ACTIVATIONS: dict[str | None, int] = {
     None: 0,
@@ -91,6 +93,7 @@ class EncodeCall(ctypes.Structure):
         *((name, _pointer) for name in ("ids", "bounds", "types", "keys", "skip", "leads", "out", "workspace")),
         *((name, _int) for name in ("texts", "offset", "reading", "block", "threads")),
         *((name, _pointer) for name in ("adapters", "timings", "kept")),
+        *((name, _int) for name in ("vocabulary", "width", "unit")),
     ]
 
 

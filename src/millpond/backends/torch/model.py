@@ -82,6 +82,9 @@ class TorchModel:
             batch = batch.filled(rounded_up(len(batch.ids)), self.position_offset)
         return self._read(DeviceBatch(packed=batch, device=self.placement), outputs)
 
+    def text_vector(self, output: OutputSpec, *, width: int, unit: bool, skip: int) -> None:
+        """``None``: every text is run in a batch."""
+
     def prepare(self, output: OutputSpec) -> None:
         """Read the weights of an output's vocabulary entries now, so that no batch waits for them."""
         if output.kind == "head_rows":

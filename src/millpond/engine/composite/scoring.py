@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,16 @@ from millpond.values.params import PoolingParams
 Embed = Callable[[Sequence[str], Role, int, CallTimer], Future[Any]]
 Slots = npt.NDArray[np.int64]  # [pairs] index of each pair's query among the queries; equal for equal queries
 Scores = npt.NDArray[np.float32]  # [pairs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """How the two vectors of a pair are made and compared."""
+
+    query: PoolingParams
+    document: PoolingParams
+    similarity: Similarity
+    cut: int | None  # dimensions that are compared; `None`: all
 
 
 def pair_up(queries: str | Sequence[str], documents: str | Sequence[str]) -> list[Pair]:
@@ -91,6 +102,16 @@ def compare(
         return products
     distances: Scores = np.linalg.norm(left - right, ord=1 if similarity == "manhattan" else 2, axis=1)
     return -distances
+
+
+def scored_pair(sides: Sides, query: EmbeddingOutput, document: EmbeddingOutput) -> ScoreOutput:
+    """The output of one pair, from its vectors."""
+    return ScoreOutput(
+        scores=compare(sides.similarity, sides.cut, query, document, np.zeros(1, dtype=np.int64)),
+        method=sides.similarity,
+        truncated=query.truncated | document.truncated,
+        usage=Usage(prompt_tokens=query.usage.prompt_tokens + document.usage.prompt_tokens),
+    )
 
 
 def vector_params(

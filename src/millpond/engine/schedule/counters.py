@@ -55,14 +55,14 @@ class Counters:
 
     def ran(self, begun: float, texts: int, tokens: int) -> None:
         """A batch that began at ``begun`` has run."""
-        batch = BatchRun(texts=texts, tokens=tokens, seconds=perf_counter() - begun)
+        seconds = perf_counter() - begun
         with self._lock:
             self._batches += 1
             self._texts += texts
             self._tokens += tokens
-            self._seconds += batch.seconds
+            self._seconds += seconds
         for hear in self._listeners:
-            hear(batch)
+            hear(BatchRun(texts=texts, tokens=tokens, seconds=seconds))
 
     def end(self, begun: float) -> None:
         """A batch is over, whether it ran or not."""

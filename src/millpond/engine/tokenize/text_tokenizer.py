@@ -339,6 +339,11 @@ class TextTokenizer:
                 encodings[i] = encoding
         return encodings
 
+    def one(self, text: str) -> npt.NDArray[np.int32]:
+        """int32 ``[tokens]`` of one text of a few thousand characters, uncut, special tokens included."""
+        ids = None if self._ascii is None else self._ascii.one(text)
+        return np.array(self._encode([text])[0].ids, dtype=np.int32) if ids is None else ids
+
     def _id_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """int32 ``[tokens]`` of each text."""
         split = [None] * len(texts) if self._ascii is None else self._ascii.split(texts)

@@ -28,6 +28,7 @@ class AsciiWordPiece:
     def __init__(self, handle: int, *, before: list[int], after: list[int]) -> None:
         self._handle = handle
         self._around = np.array([*before, *after], dtype=np.int32)
+        self._around_address: int = self._around.ctypes.data
         self._before, self._after = len(before), len(after)
         weakref.finalize(self, _library().millpond_wordpiece_free, handle)
 
@@ -79,6 +80,25 @@ class AsciiWordPiece:
             for text, ids in zip(_PROBES, made.split(_PROBES), strict=True)
         )
         return made if same else None
+
+    def one(self, text: str) -> npt.NDArray[np.int32] | None:
+        """As :meth:`split`, of one text."""
+        if not text.isascii():
+            return None
+        ids = np.empty(len(text) + len(self._around), dtype=np.int32)
+        end, count = ctypes.c_int64(len(text)), ctypes.c_int64()
+        _library().millpond_wordpiece_split(
+            self._handle,
+            text.encode(),
+            ctypes.addressof(end),
+            1,
+            self._around_address,
+            self._before,
+            self._after,
+            ids.ctypes.data,
+            ctypes.addressof(count),
+        )
+        return None if count.value < 0 else ids[: count.value]
 
     def split(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32] | None]:
         """int32 ``[tokens]`` of each text, special tokens included; ``None``: the tokenizer itself must split it."""

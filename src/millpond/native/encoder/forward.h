@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "../parallel.h"
+#include "../unit_rows.h"
 #include "adapters.h"
 #include "attention.h"
 #include "convolution.h"
@@ -554,7 +555,7 @@ struct Forward {
 
   static void read(const Block& block) {
     const EncodeCall& call = block.call;
-    const int64_t columns = call.model->output;
+    const int64_t columns = call.width ? call.width : call.model->output;
     const States<Isa>& states = block.room.states;
     if (call.reading == kMeanRow) {
       for (int64_t t = block.first + block.team.piece; t < block.last; t += block.team.pieces) {
@@ -709,14 +710,23 @@ struct Forward {
     Isa::end();
   }
 
+  static bool ids_are_known(const EncodeCall& call) {
+    if (call.vocabulary)
+      for (int64_t i = 0; i < call.bounds[call.texts]; i++)
+        if (call.ids[i] < 0 || call.ids[i] >= call.vocabulary) return false;
+    return true;
+  }
+
   static int64_t workspace(const void* argument) { return sizes_of(*(const EncodeCall*)argument).bytes; }
 
   static int64_t encode(const void* argument) {
     const auto& call = *(const EncodeCall*)argument;
+    if (!ids_are_known(call)) return kBadToken;
     Job job{&call, sizes_of(call), false, {0, 0, 0}, 0};
     job.shared = call.threads > 1 && (call.bounds[call.texts] <= kShared || call.texts < call.threads || is_whole(call));
     run_team(work, &job, call.threads);
-    return 0;
+    if (!call.width) return 0;
+    return finish_rows(call.out, call.texts, call.width, call.unit != 0) ? 0 : kNotFinite;
   }
 };
 

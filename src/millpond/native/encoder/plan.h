@@ -138,7 +138,14 @@ struct EncodeCall {
   // second half for the decoder, whose rows alone are results; [texts / 2 + 1] where each one's kept rows begin, and their
   // end. Null: of any other model.
   const std::int32_t* kept;
+  // Of a call that a single text makes, with nothing behind it; all 0 in others, whose caller checks ids and rows:
+  std::int64_t vocabulary;     // more than any id may be
+  std::int64_t width;          // columns of the result, of the first ones
+  std::int64_t unit;           // whether the rows are divided by their lengths
 };
+
+// What a call returns: 0, or why there is no result.
+enum EncodeError : std::int64_t { kBadToken = 1, kNotFinite = 2 };
 
 enum Stored : std::int64_t { kStoredFloat32, kStoredBfloat16 };
 

@@ -23,6 +23,7 @@ _ROLES: dict[str, Role] = {
     "document": "document",
     "passage": "document",
 }
+_DEFAULT = PoolingParams()
 # Neither a query nor a document: names of the adapter or prompt that a checkpoint may have for them.
 _ADAPTERS = {"classification": ("classification",), "clustering": ("clustering", "separation")}
 
@@ -35,7 +36,7 @@ def input_type_params(input_type: str | None, spec: ModelSpec) -> PoolingParams:
     nothing if the checkpoint has neither.
     """
     if input_type is None:
-        return PoolingParams()
+        return _DEFAULT
     if input_type in spec.adapters:
         return PoolingParams(adapter=input_type)
     if input_type in ROLES:  # late-interaction checkpoints need the role, even without prompts of these names
@@ -86,10 +87,14 @@ class VectorRequest(PromptRequest):
         if len(present) > 1:
             listed = ", ".join(f"{name}={value!r}" for name, value in present.items())
             raise RequestError(f"{listed} exclude each other; pass one", param=next(iter(present)))
-        params = PoolingParams(prompt_name=self.prompt_name)
-        if self.prompt_name is None:
-            params = input_type_params(self.role or self.input_type, spec)
-        return replace(params, dimensions=self.dimensions, normalize=self.normalize, use_activation=self.use_activation)
+        params = (
+            input_type_params(self.role or self.input_type, spec)
+            if self.prompt_name is None
+            else PoolingParams(prompt_name=self.prompt_name)
+        )
+        changes = {name: getattr(self, name) for name in ("dimensions", "normalize", "use_activation")}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        return replace(params, **changes) if changes else params
 
     @property
     def number_format(self) -> NumberFormat:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -51,6 +51,8 @@ _COUNTERS = (
     ("cache_misses", "cache_misses", "Texts not found in the vector cache."),
 )
 
+_KEPT_SERIES = 4096
+
 
 class Metrics:
     """The metrics of one application, in a separate registry, so that a process can have several."""
@@ -79,6 +81,8 @@ class Metrics:
         self.registry.register(_EngineCollector(models))
         for process in (ProcessCollector, PlatformCollector, GCCollector):
             process(registry=self.registry)
+        # prometheus_client looks a series up by its labels with a lock, of each metric of each request.
+        self._labelled = lru_cache(_KEPT_SERIES)(lambda metric, *labels: metric.labels(*labels))
         self._throughput = Throughput()
         self._throughputs = {model.name: Throughput() for model in models}
         self._unsubscribe = [model.engine.observe(self._observer(model)) for model in models]
@@ -103,21 +107,25 @@ class Metrics:
 
     def count(self, scope: Scope, *, status: int | None, seconds: float) -> None:
         """Count a request that has ended; ``status`` is ``None`` if no response was started."""
-        labels = {"route": self.route(scope), "model": request_state(scope).get("model", "")}
-        self._requests.labels(**labels, status=status or "none").inc()
-        self._durations.labels(**labels).observe(seconds)
+        route, model = self.route(scope), request_state(scope).get("model", "")
+
+        def of(metric: Any) -> Any:
+            return self._labelled(metric, route, model)
+
+        self._labelled(self._requests, route, model, str(status or "none")).inc()
+        of(self._durations).observe(seconds)
         if scope["method"] == "POST":
             self._throughput.add(requests=1)
         if status == _REJECTED:
-            self._rejected.labels(**labels).inc()
+            of(self._rejected).inc()
         if status == _DISCONNECTED:
-            self._disconnected.labels(**labels).inc()
+            of(self._disconnected).inc()
         work = work_of(scope)
         if work is not None:
-            self._tokens.labels(**labels).inc(work.tokens)
-            self._tokenization.labels(**labels).observe(work.timings.tokenization)
-            self._queue.labels(**labels).observe(work.timings.queue)
-            self._inference.labels(**labels).observe(work.timings.inference)
+            of(self._tokens).inc(work.tokens)
+            of(self._tokenization).observe(work.timings.tokenization)
+            of(self._queue).observe(work.timings.queue)
+            of(self._inference).observe(work.timings.inference)
 
     def route(self, scope: Scope) -> str:
         """The route label of a request: its path as declared, or ``other``."""
