@@ -234,11 +234,12 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.millpond_rms_norm.restype = None
     loaded.millpond_apply_rotary.argtypes = [*[_pointer] * 4, *[_int] * 8]
     loaded.millpond_apply_rotary.restype = None
-    loaded.millpond_wordpiece.argtypes = [*[_pointer] * 3, *[_int] * 4, ctypes.c_int32, ctypes.c_int]
+    ends = [_pointer, _int, _int]  # special tokens around a text
+    loaded.millpond_wordpiece.argtypes = [*[_pointer] * 3, *[_int] * 4, ctypes.c_int32, ctypes.c_int, *ends]
     loaded.millpond_wordpiece.restype = _pointer
     loaded.millpond_wordpiece_free.argtypes = [_pointer]
     loaded.millpond_wordpiece_free.restype = None
-    loaded.millpond_wordpiece_split.argtypes = [*[_pointer] * 3, _int, _pointer, *[_int] * 2, *[_pointer] * 2]
+    loaded.millpond_wordpiece_split.argtypes = [*[_pointer] * 3, _int, *[_pointer] * 2]
     loaded.millpond_wordpiece_split.restype = None
     loaded.millpond_ward.argtypes = [*[_pointer] * 6, _int, _int, _pointer]
     loaded.millpond_ward.restype = None

@@ -91,6 +91,10 @@ def test_cut_and_folded_texts() -> None:
             settings: dict[str, Any] = {"prompt": "", "limit": 14, "index_of": int, **options}
             assert plain._ascii is not None
             found = [item.ids.tolist() for item in plain.encode(texts, **settings)]
+            alone = {name: value for name, value in settings.items() if name != "index_of"}
+            ones = [plain.encode_one(text, **alone) for text in texts]
+            assert all(one is None or one.ids.tolist() == ids for one, ids in zip(ones, found, strict=True))
+            assert any(one is not None and (settings["prompt"] or len(one.ids) == 14) for one in ones)
             held, plain._ascii = plain._ascii, None
             assert found == [item.ids.tolist() for item in plain.encode(texts, **settings)]
             plain._ascii = held

@@ -75,6 +75,10 @@ class StaticTokenizer(TextTokenizer):
             return items
         return [self._without_unknown(item) for item in items]
 
+    def encode_one(self, text: str, **options: Any) -> Tokenized | None:
+        """As :meth:`TextTokenizer.encode_one`."""
+        return None if self._characters else super().encode_one(text, **options)
+
     def _without_unknown(self, item: Tokenized) -> Tokenized:
         kept = item.ids != self._unknown
         if kept.all():

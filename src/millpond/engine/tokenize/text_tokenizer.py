@@ -306,6 +306,21 @@ class TextTokenizer:
             tokenized.append(Tokenized(ids=ids, truncated=cut, alignment=alignment))
         return tokenized
 
+    def encode_one(self, text: str, *, prompt: str, limit: int, truncate: Truncate) -> Tokenized | None:
+        """``prompt + text`` as :meth:`encode` has it, in a few microseconds; ``None``: only that has it."""
+        if self._ascii is None:
+            return None
+        ids = self._ascii.one(prompt + text)
+        if ids is None or len(ids) == 0:
+            return None
+        if len(ids) <= limit:
+            return Tokenized(ids=ids, truncated=False)
+        # Which tokens are the prompt's matters only if they leave no room.
+        if truncate != "end" or prompt or limit <= self._prefix + self._suffix:
+            return None
+        ids[limit - self._suffix : limit] = ids[len(ids) - self._suffix :]
+        return Tokenized(ids=ids[:limit], truncated=True)
+
     def placeholder(self, index: int, *, align: bool = False) -> Tokenized:
         """A special token in place of an item without tokens: an empty text, to which none are added."""
         if self._placeholder is None:

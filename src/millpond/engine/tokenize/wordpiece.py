@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import weakref
-from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from millpond.engine.tokenize.native_tokenizer import NativeTokenizer, native
 from millpond.engine.tokenize.tokenized import fold
 from millpond.native.library import portable
 
@@ -22,14 +19,8 @@ _NORMALIZER = {"type", "clean_text", "handle_chinese_chars", "strip_accents", "l
 _PROBES = ("a", "The mill, by 2 ponds: x9!", "a" * 300, "")
 
 
-class AsciiWordPiece:
+class AsciiWordPiece(NativeTokenizer):
     """The tokens of texts as a tokenizer of BERT's kind has them; other texts are its own."""
-
-    def __init__(self, handle: int, *, before: list[int], after: list[int]) -> None:
-        self._handle = handle
-        self._around = np.array([*before, *after], dtype=np.int32)
-        self._before, self._after = len(before), len(after)
-        weakref.finalize(self, _library().millpond_wordpiece_free, handle)
 
     @classmethod
     def of(cls, backend: Tokenizer, *, lower: bool, prefix: int, suffix: int) -> AsciiWordPiece | None:
@@ -58,7 +49,9 @@ class AsciiWordPiece:
         ids = np.array([number for _, number in listed], dtype=np.int32)
         ends = np.fromiter(accumulate(map(len, texts)), dtype=np.int64, count=len(texts))
         folds = lower or bool(backend.normalizer is not None and backend.normalizer.lowercase)
-        handle = _library().millpond_wordpiece(
+        probe = backend.encode("a").ids
+        around = np.array([*probe[:prefix], *probe[len(probe) - suffix :]], dtype=np.int32)
+        handle = native().millpond_wordpiece(
             "".join(texts).encode(),
             ends.ctypes.data,
             ids.ctypes.data,
@@ -68,50 +61,18 @@ class AsciiWordPiece:
             most,
             unknown,
             folds,
+            around.ctypes.data,
+            prefix,
+            suffix,
         )
         if not handle:
             raise MemoryError
-        probe = backend.encode("a").ids
-        before, after = probe[:prefix], probe[len(probe) - suffix :]
-        made = cls(handle, before=before, after=after)
+        made = cls(handle, "wordpiece", around=len(around))
         same = all(
             ids is not None and ids.tolist() == backend.encode(fold(text) if lower else text).ids
             for text, ids in zip(_PROBES, made.split(_PROBES), strict=True)
         )
         return made if same else None
-
-    def split(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32] | None]:
-        """int32 ``[tokens]`` of each text, special tokens included; ``None``: the tokenizer itself must split it."""
-        plain = [text if text.isascii() else "\0" for text in texts]  # a text with a control character is refused
-        joined = "".join(plain).encode()
-        ends = np.fromiter(accumulate(map(len, plain)), dtype=np.int64, count=len(plain))
-        ids = np.empty(len(joined) + len(plain) * len(self._around), dtype=np.int32)
-        counts = np.empty(len(plain), dtype=np.int64)
-        _library().millpond_wordpiece_split(
-            self._handle,
-            joined,
-            ends.ctypes.data,
-            len(plain),
-            self._around.ctypes.data,
-            self._before,
-            self._after,
-            ids.ctypes.data,
-            counts.ctypes.data,
-        )
-        sizes: list[int] = counts.tolist()
-        ids = ids[: int(counts.clip(min=0).sum())].copy()
-        found: list[npt.NDArray[np.int32] | None] = []
-        start = 0
-        for size in sizes:
-            found.append(None if size < 0 else ids[start : start + size])
-            start += max(0, size)
-        return found
-
-
-def _library() -> ctypes.CDLL:
-    loaded = portable()
-    assert loaded is not None
-    return loaded
 
 
 def _is_plain(backend: Tokenizer) -> bool:

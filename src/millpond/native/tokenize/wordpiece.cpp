@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "texts.h"
+
 namespace {
 
 using Byte = unsigned char;
@@ -32,6 +34,7 @@ struct WordPieces {
   char folded[256];
   std::int64_t mask, longest, most;
   std::int32_t unknown;
+  Around around;
 
   void add(std::uint64_t hash, const char* at, std::int32_t length, std::int32_t id) {
     if (length == 0) return;
@@ -87,6 +90,32 @@ struct WordPieces {
     }
     return to;
   }
+
+  // Writes the tokens of a text, and returns the place after them; null: it is not split here.
+  std::int32_t* read(const char* at, const char* end, std::int32_t* to) const {
+    // Words longer than this are unknown, or too long to be looked for here.
+    constexpr std::int64_t kWord = 256;
+    char word[kWord];
+    std::uint64_t hashes[kWord];
+    if (refuses(at, end - at)) return nullptr;
+    while (at < end) {
+      const Kind kind = kinds[Byte(*at)];
+      std::int64_t length = 0;
+      std::uint64_t hash = kBegins;
+      if (kind == kSpace) {
+        at++;
+        continue;
+      }
+      do {
+        const char byte = folded[Byte(*at)];
+        if (length < kWord) word[length] = byte;
+        hash = extended(hash, byte);
+        length++, at++;
+      } while (kind == kLetter && at < end && kinds[Byte(*at)] == kLetter);
+      to = split(word, length, hash, to, hashes);
+    }
+    return to;
+  }
 };
 
 }  // namespace
@@ -96,14 +125,17 @@ extern "C" void millpond_wordpiece_free(void* pieces) {
   std::free(made->bytes);
   std::free(made->places);
   std::free(made->ends);
+  made->around.release();
   std::free(made);
 }
 
 // `bytes`: the tokens one after another, each up to its end in `ends`, and then the added tokens in lower case. The
-// tokens from `continuing` on continue a word, their mark left out. Returns null if there is no memory.
+// tokens from `continuing` on continue a word, their mark left out. `around`: the special tokens before a text and after
+// it. Returns null if there is no memory.
 extern "C" void* millpond_wordpiece(const char* bytes, const std::int64_t* ends, const std::int32_t* ids,
                                     std::int64_t continuing, std::int64_t tokens, std::int64_t added,
-                                    std::int64_t most, std::int32_t unknown, int folds) {
+                                    std::int64_t most, std::int32_t unknown, int folds, const std::int32_t* around,
+                                    std::int64_t before, std::int64_t after) {
   std::int64_t size = 64;
   while (size < 4 * tokens) size *= 2;
   const std::int64_t last = tokens + added, length = last ? ends[last - 1] : 0;
@@ -112,7 +144,7 @@ extern "C" void* millpond_wordpiece(const char* bytes, const std::int64_t* ends,
   made->bytes = (char*)std::malloc(std::size_t(length) + 1);
   made->places = (Piece*)std::calloc(std::size_t(size), sizeof(Piece));
   made->ends = (std::int64_t*)std::malloc(std::size_t(added + 1) * sizeof(std::int64_t));
-  if (!made->bytes || !made->places || !made->ends) {
+  if (!made->bytes || !made->places || !made->ends || !made->around.copy(around, before, after)) {
     millpond_wordpiece_free(made);
     return nullptr;
   }
@@ -138,41 +170,7 @@ extern "C" void* millpond_wordpiece(const char* bytes, const std::int64_t* ends,
   return made;
 }
 
-// The tokens of texts, each up to its end in `ends`, one after another in `to`, which has room for a token a byte and
-// for those of `before` and `after` for each text. `counts`: tokens of each text; -1: it is not split here.
 extern "C" void millpond_wordpiece_split(const void* made, const char* text, const std::int64_t* ends,
-                                         std::int64_t texts, const std::int32_t* around, std::int64_t before,
-                                         std::int64_t after, std::int32_t* to, std::int64_t* counts) {
-  const auto& pieces = *(const WordPieces*)made;
-  // Words longer than this are unknown, or too long to be looked for here.
-  constexpr std::int64_t kWord = 256;
-  char word[kWord];
-  std::uint64_t hashes[kWord];
-  for (std::int64_t i = 0, start = 0; i < texts; start = ends[i++]) {
-    const char *at = text + start, *const end = text + ends[i];
-    if (pieces.refuses(at, end - at)) {
-      counts[i] = -1;
-      continue;
-    }
-    std::int32_t* const first = to;
-    to = std::copy_n(around, before, to);
-    while (at < end) {
-      const Kind kind = pieces.kinds[Byte(*at)];
-      std::int64_t length = 0;
-      std::uint64_t hash = kBegins;
-      if (kind == kSpace) {
-        at++;
-        continue;
-      }
-      do {
-        const char byte = pieces.folded[Byte(*at)];
-        if (length < kWord) word[length] = byte;
-        hash = extended(hash, byte);
-        length++, at++;
-      } while (kind == kLetter && at < end && pieces.kinds[Byte(*at)] == kLetter);
-      to = pieces.split(word, length, hash, to, hashes);
-    }
-    to = std::copy_n(around + before, after, to);
-    counts[i] = to - first;
-  }
+                                         std::int64_t texts, std::int32_t* to, std::int64_t* counts) {
+  split_texts(*(const WordPieces*)made, text, ends, texts, to, counts);
 }
