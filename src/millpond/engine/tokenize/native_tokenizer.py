@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from functools import cache
+from importlib.metadata import version
 from itertools import accumulate
 from typing import Any
 
@@ -15,6 +16,8 @@ import numpy.typing as npt
 
 from millpond.native.library import portable
 
+# The versions that unicode_tables.h has the characters of; with others, only texts in ASCII are split here.
+_CHARACTERS_OF = "0.23."
 # A text of so many bytes, and a token for each: a longer one is split without the GIL.
 _ROOM = 4096
 
@@ -79,6 +82,11 @@ def native() -> ctypes.CDLL:
     loaded = portable()
     assert loaded is not None
     return loaded
+
+
+def knows_characters() -> bool:
+    """Whether unicode_tables.h was written for the installed ``tokenizers``, whose characters may change."""
+    return version("tokenizers").startswith(_CHARACTERS_OF)
 
 
 def _encoded(texts: Sequence[str]) -> tuple[bytes, list[int]]:

@@ -9,18 +9,21 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
+from tokenizers.models import WordPiece as WordPieceModel
 
 from millpond.checkpoints.layouts.late_interaction import LateInteraction
 from millpond.checkpoints.templates.conversation import ChatTemplate, read_conversation_template
 from millpond.checkpoints.tokenizers.read import TokenizerFile, read_tokenizer
 from millpond.checkpoints.tokenizers.settings import NotBuiltError
+from millpond.engine.tokenize.byte_pairs import BytePairs
 from millpond.engine.tokenize.large_texts import turn
 from millpond.engine.tokenize.long_texts import LongTexts
+from millpond.engine.tokenize.native_tokenizer import NativeTokenizer
 from millpond.engine.tokenize.tokenized import (
     TokenAlignment,
     Tokenized,
@@ -31,7 +34,7 @@ from millpond.engine.tokenize.tokenized import (
     unfold_offsets,
     word_numbers,
 )
-from millpond.engine.tokenize.wordpiece import AsciiWordPiece
+from millpond.engine.tokenize.wordpiece import WordPiece
 from millpond.errors import InputTooLongError, InvalidRequestError, MissingExtraError, ModelLoadError
 from millpond.late_interaction.encoding.markers import ColbertEncoder
 from millpond.support.cached_property import cached_property
@@ -47,6 +50,8 @@ _HOLD_GIL_CHARACTERS = 4096
 _COLLAPSE_CHARACTERS = 1 << 13
 # Imported by its name, where transformers is installed and needed.
 _TRANSFORMERS = "millpond.backends.torch.loading.hf_tokenizer"
+# What a tokenizer makes of a text: its ids, or these with more.
+Ids = TypeVar("Ids", Encoding, npt.NDArray[np.int32])
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 
 
@@ -67,6 +72,7 @@ class TextTokenizer:
         specials: Mapping[str, str] | None = None,
         side: Truncate = "end",  # which end of a text is cut if the caller names none
         cleans_up: bool = False,  # whether a decoded text loses the spaces before its signs
+        file: Path | None = None,  # the tokenizer.json that the backend's model is of
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
@@ -85,7 +91,7 @@ class TextTokenizer:
         probe = backend.encode("a").special_tokens_mask
         self._prefix = next((i for i, special in enumerate(probe) if not special), len(probe))
         self._suffix = next((i for i, special in enumerate(reversed(probe)) if not special), 0)
-        self._ascii = AsciiWordPiece.of(backend, lower=lower, prefix=self._prefix, suffix=self._suffix)
+        self._native = _native(backend, lower=lower, prefix=self._prefix, suffix=self._suffix, file=file)
 
     @classmethod
     def load(
@@ -112,6 +118,7 @@ class TextTokenizer:
             specials=specials,
             side="start" if read.cuts_start else "end",
             cleans_up=read.cleans_up,
+            file=file if (file := folder / "tokenizer.json").is_file() else None,
         )
 
     @cached_property
@@ -152,7 +159,7 @@ class TextTokenizer:
 
     def count(self, text: str) -> int:
         """Number of tokens of a text, special tokens included."""
-        return len(self._encode([text])[0])
+        return len(self._id_arrays([text])[0])
 
     def ids(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
         """Token ids of each text, uncut."""
@@ -192,11 +199,12 @@ class TextTokenizer:
         parts = []
         before = len(self.fold(prompt))
         texts = [prompt + text for text in self._collapsed(texts)]
-        for encoding in self._encode(texts, offsets=bool(prompt)):
-            ids = np.array(encoding.ids, dtype=np.int32)
+        encodings = self._encode(texts, offsets=True) if prompt else ()
+        arrays = [np.array(each.ids, dtype=np.int32) for each in encodings] if prompt else self._id_arrays(texts)
+        for i, ids in enumerate(arrays):
             front, end = self._prefix, len(ids) - self._suffix
             if prompt:
-                front += _tokens_before(encoding.offsets[front:end], before)
+                front += _tokens_before(encodings[i].offsets[front:end], before)
             parts.append((ids[front:end], ids[:front], ids[end:]))
         return parts
 
@@ -280,15 +288,14 @@ class TextTokenizer:
         if not align:
             texts = self._collapsed(texts)
         prompted = [prompt + text for text in texts] if prompt else texts
+        # What follows the most tokens is not read, if that end is cut.
+        most = limit if truncate == "end" else None
         encodings: Sequence[Encoding] = ()
-        if align or max(map(len, prompted), default=0) > _HEAD_PER_TOKEN * limit:
-            heads = truncate == "end"
-            encodings = (
-                self._encode_heads(prompted, limit, offsets=align) if heads else self._encode(prompted, offsets=align)
-            )
+        if align:
+            encodings = self._heads(prompted, most, partial(self._encode, offsets=True))
             arrays = id_arrays([encoding.ids for encoding in encodings])
         else:
-            arrays = self._id_arrays(prompted)
+            arrays = self._heads(prompted, most, self._id_arrays)
         tokenized = []
         for i, ids in enumerate(arrays):
             if len(ids) == 0:
@@ -308,9 +315,9 @@ class TextTokenizer:
 
     def encode_one(self, text: str, *, prompt: str, limit: int, truncate: Truncate) -> Tokenized | None:
         """``prompt + text`` as :meth:`encode` has it, in a few microseconds; ``None``: only that has it."""
-        if self._ascii is None:
+        if self._native is None:
             return None
-        ids = self._ascii.one(prompt + text)
+        ids = self._native.one(prompt + text)
         if ids is None or len(ids) == 0:
             return None
         if len(ids) <= limit:
@@ -336,27 +343,32 @@ class TextTokenizer:
         ids = np.array([self._placeholder], dtype=np.int32)
         return Tokenized(ids=ids, truncated=False, alignment=nowhere if align else None)
 
-    def _encode_heads(self, texts: Sequence[str], limit: int, *, offsets: bool) -> list[Encoding]:
+    def _heads(
+        self, texts: Sequence[str], limit: int | None, encode: Callable[[Sequence[str]], list[Ids]]
+    ) -> list[Ids]:
         """Encode each text, or only the head of a long one if the head has more than ``limit`` tokens."""
-        most = _HEAD_PER_TOKEN * limit
-        if not self.long_texts.splits_at_spaces or max(map(len, texts), default=0) <= 2 * most:
-            return self._encode(texts, offsets=offsets)
+        most = _HEAD_PER_TOKEN * (limit or 0)
+        if limit is None or max(map(len, texts), default=0) <= 2 * most or not self.long_texts.splits_at_spaces:
+            return encode(texts)
         # Up to a space: how the text before it is split does not depend on what follows.
         heads = [text if len(text) <= 2 * most else text[: text.rfind(" ", 0, most) + 1 or None] for text in texts]
-        encodings = self._encode(heads, offsets=offsets)
+        encodings = encode(heads)
         short = [
             i
             for i, (text, head) in enumerate(zip(texts, heads, strict=True))
             if len(head) < len(text) and len(encodings[i]) <= limit
         ]
         if short:
-            for i, encoding in zip(short, self._encode([texts[i] for i in short], offsets=offsets), strict=True):
+            for i, encoding in zip(short, encode([texts[i] for i in short]), strict=True):
                 encodings[i] = encoding
         return encodings
 
     def _id_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """int32 ``[tokens]`` of each text."""
-        split = [None] * len(texts) if self._ascii is None else self._ascii.split(texts)
+        if self._native is None:
+            return id_arrays([encoding.ids for encoding in self._encode(texts)])
+        with turn(texts):
+            split = self._native.split(texts)
         rest = [text for text, ids in zip(texts, split, strict=True) if ids is None]
         own = iter(id_arrays([encoding.ids for encoding in self._encode(rest)]) if rest else ())
         return [next(own) if ids is None else ids for ids in split]
@@ -418,6 +430,13 @@ class TextTokenizer:
             tokens=encoding.tokens if marked else None,
         )
         return TokenAlignment(offsets=offsets, special=special, words=words)
+
+
+def _native(backend: Tokenizer, *, lower: bool, prefix: int, suffix: int, file: Path | None) -> NativeTokenizer | None:
+    """The tokenizer of the compiled library; ``None``: it has none that does as this one does."""
+    if isinstance(backend.model, WordPieceModel):
+        return WordPiece.of(backend, lower=lower, prefix=prefix, suffix=suffix)
+    return None if lower else BytePairs.of(backend, prefix=prefix, suffix=suffix, file=file)
 
 
 def _tokenizer_file(folder: Path) -> TokenizerFile:

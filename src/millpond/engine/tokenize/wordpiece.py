@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from millpond.engine.tokenize.native_tokenizer import NativeTokenizer, native
+from millpond.engine.tokenize.native_tokenizer import NativeTokenizer, knows_characters, native
 from millpond.engine.tokenize.tokenized import fold
 from millpond.native.library import portable
 
@@ -19,11 +22,11 @@ _NORMALIZER = {"type", "clean_text", "handle_chinese_chars", "strip_accents", "l
 _PROBES = ("a", "The mill, by 2 ponds: x9!", "a" * 300, "")
 
 
-class AsciiWordPiece(NativeTokenizer):
+class WordPiece(NativeTokenizer):
     """The tokens of texts as a tokenizer of BERT's kind has them; other texts are its own."""
 
     @classmethod
-    def of(cls, backend: Tokenizer, *, lower: bool, prefix: int, suffix: int) -> AsciiWordPiece | None:
+    def of(cls, backend: Tokenizer, *, lower: bool, prefix: int, suffix: int) -> WordPiece | None:
         """What does as ``backend`` does; ``None`` if that has another part or setting, or there are no kernels.
 
         Args:
@@ -42,25 +45,26 @@ class AsciiWordPiece(NativeTokenizer):
             return None
         if not all(content and content.isascii() and content.isprintable() and " " not in content for content in added):
             return None
-        tokens = [(token, number) for token, number in vocabulary.items() if token.isascii()]
-        begins, continues = tokens, [(token[len(mark) :], n) for token, n in tokens if token.startswith(mark)]
+        begins = list(vocabulary.items())
+        continues = [(token[len(mark) :], number) for token, number in begins if token.startswith(mark)]
         listed = [*begins, *continues]
-        texts = [*(token for token, _ in listed), *map(str.lower, added)]
         ids = np.array([number for _, number in listed], dtype=np.int32)
-        ends = np.fromiter(accumulate(map(len, texts)), dtype=np.int64, count=len(texts))
-        folds = lower or bool(backend.normalizer is not None and backend.normalizer.lowercase)
+        bytes_, ends = _joined([token for token, _ in listed], np.uint32)
+        added_bytes, added_ends = _joined([token.lower() for token in added], np.int64)
         probe = backend.encode("a").ids
         around = np.array([*probe[:prefix], *probe[len(probe) - suffix :]], dtype=np.int32)
         handle = native().millpond_wordpiece(
-            "".join(texts).encode(),
+            bytes_,
             ends.ctypes.data,
             ids.ctypes.data,
             len(begins),
             len(listed),
+            added_bytes,
+            added_ends.ctypes.data,
             len(added),
             most,
             unknown,
-            folds,
+            _options(backend, lower=lower),
             around.ctypes.data,
             prefix,
             suffix,
@@ -73,6 +77,24 @@ class AsciiWordPiece(NativeTokenizer):
             for text, ids in zip(_PROBES, made.split(_PROBES), strict=True)
         )
         return made if same else None
+
+
+def _joined(tokens: Sequence[str], kind: type[np.integer[Any]]) -> tuple[bytes, npt.NDArray[Any]]:
+    """The tokens' bytes one after another, and where each ends."""
+    parts = [token.encode() for token in tokens]
+    return b"".join(parts), np.fromiter(accumulate(map(len, parts)), dtype=kind, count=len(parts))
+
+
+def _options(backend: Tokenizer, *, lower: bool) -> int:
+    """The options of wordpiece.cpp."""
+    normalizer: Any = backend.normalizer
+    clean, chinese, strip, folds = False, False, False, False
+    if normalizer is not None:
+        clean, chinese, folds = normalizer.clean_text, normalizer.handle_chinese_chars, normalizer.lowercase
+        strip = folds if normalizer.strip_accents is None else normalizer.strip_accents
+    loose = lower or any(token.normalized for token in backend.get_added_tokens_decoder().values())
+    flags = (clean, chinese, strip, folds, lower, loose, not knows_characters())
+    return sum(1 << place for place, flag in enumerate(flags) if flag)
 
 
 def _is_plain(backend: Tokenizer) -> bool:
