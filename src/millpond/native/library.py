@@ -234,7 +234,7 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.millpond_rms_norm.restype = None
     loaded.millpond_apply_rotary.argtypes = [*[_pointer] * 4, *[_int] * 8]
     loaded.millpond_apply_rotary.restype = None
-    ends = [_pointer, _int, _int]  # special tokens around a text
+    ends: list[Any] = [_pointer, _int, _int]  # special tokens around a text
     loaded.millpond_wordpiece.argtypes = [
         *[_pointer] * 3,
         *[_int] * 2,

@@ -10,6 +10,7 @@ from tokenizers import Encoding
 
 from millpond.checkpoints.templates.score_template import BREAK, ScoreTemplate
 from millpond.engine.input.plan import IndexOf
+from millpond.engine.tokenize.pair_ids import PairIds
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.engine.tokenize.tokenized import Tokenized, too_long
 from millpond.errors import InputTooLongError, InvalidRequestError
@@ -52,21 +53,20 @@ class PairTokenizer:
             )
         texts = [(self._prompt + pair.query, pair.document) for pair in pairs]
         return [
-            self._finish(encoding, limit, truncate, index_of(i))
-            for i, encoding in enumerate(self._tokenizer.encode_pairs(texts))
+            self._finish(pair, limit, truncate, index_of(i))
+            for i, pair in enumerate(self._tokenizer.encode_pairs(texts))
         ]
 
-    def _finish(self, encoding: Encoding, limit: int, truncate: Truncate, index: int) -> Tokenized:
-        ids = np.array(encoding.ids, dtype=np.int32)
+    def _finish(self, pair: PairIds, limit: int, truncate: Truncate, index: int) -> Tokenized:
+        ids = pair.ids
         if len(ids) == 0:
             return self._tokenizer.placeholder(index)
-        types = np.array(encoding.type_ids, dtype=np.int8) if self._tokenizer.typed else None
+        types = pair.type_ids if self._tokenizer.typed else None
         cut = len(ids) > limit
         if cut:
             if truncate == "error":
                 raise too_long("pair", index, len(ids), limit)
-            sides = np.array([-1 if side is None else side for side in encoding.sequence_ids], dtype=np.int8)
-            query, document = np.flatnonzero(sides == 0), np.flatnonzero(sides == 1)
+            query, document = pair.places()
             room = _room(limit, len(ids) - len(query) - len(document), "special tokens")
             kept = _longest_first(len(query), len(document), room)
             if self._keeps_document and len(document) < room:

@@ -24,6 +24,7 @@ from millpond.engine.tokenize.byte_pairs import BytePairs
 from millpond.engine.tokenize.large_texts import turn
 from millpond.engine.tokenize.long_texts import LongTexts
 from millpond.engine.tokenize.native_tokenizer import NativeTokenizer
+from millpond.engine.tokenize.pair_ids import PairIds, PairTemplate, join_pairs, of_encoding
 from millpond.engine.tokenize.tokenized import (
     TokenAlignment,
     Tokenized,
@@ -244,15 +245,23 @@ class TextTokenizer:
         """``text`` in lower case, if the checkpoint is uncased."""
         return fold(text) if self._lower else text
 
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Encoding]:
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[PairIds]:
         """Each pair, uncut, in the tokenizer's own pair template."""
         texts = self._collapsed([text for pair in pairs for text in pair])
-        # Without a post-processor the fast variant leaves the token types of the second text out, too.
-        fast = self._backend.post_processor is not None
-        encode = self._backend.encode_batch_fast if fast else self._backend.encode_batch
+        joined: list[PairIds | None] = [None] * len(pairs)
         with turn(texts):
-            folded = [self.fold(text) for text in texts]
-            return encode(list(zip(folded[::2], folded[1::2], strict=True)))
+            if self._native is not None and self._pair_template is not None:
+                joined = join_pairs(self._native, self._pair_template, texts)
+            rest = [self.fold(text) for i, text in enumerate(texts) if joined[i // 2] is None]
+            # Without a post-processor the fast variant leaves the token types of the second text out, too.
+            fast = self._backend.post_processor is not None
+            encode = self._backend.encode_batch_fast if fast else self._backend.encode_batch
+            own = map(of_encoding, encode(list(zip(rest[::2], rest[1::2], strict=True))) if rest else ())
+            return [next(own) if pair is None else pair for pair in joined]
+
+    @cached_property
+    def _pair_template(self) -> PairTemplate | None:
+        return PairTemplate.of(self._backend, prefix=self._prefix, suffix=self._suffix)
 
     def encode_rendered(self, texts: Sequence[str], *, special_tokens: bool, offsets: bool = False) -> list[Encoding]:
         """Each text, uncut, with the tokenizer's special tokens around it or without them."""
