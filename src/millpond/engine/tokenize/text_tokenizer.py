@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -160,11 +160,11 @@ class TextTokenizer:
 
     def count(self, text: str) -> int:
         """Number of tokens of a text, special tokens included."""
-        return len(self._id_arrays([text])[0])
+        return len(self.id_arrays([text])[0])
 
     def ids(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
         """Token ids of each text, uncut."""
-        return [encoding.ids for encoding in self.encode_rendered(texts, special_tokens=special_tokens)]
+        return [ids.tolist() for ids in self.id_arrays(texts, special_tokens=special_tokens)]
 
     def special_tokens(self, *, is_pair: bool) -> int:
         """How many special tokens a text has, or a pair."""
@@ -201,7 +201,7 @@ class TextTokenizer:
         before = len(self.fold(prompt))
         texts = [prompt + text for text in self._collapsed(texts)]
         encodings = self._encode(texts, offsets=True) if prompt else ()
-        arrays = [np.array(each.ids, dtype=np.int32) for each in encodings] if prompt else self._id_arrays(texts)
+        arrays = [np.array(each.ids, dtype=np.int32) for each in encodings] if prompt else self.id_arrays(texts)
         for i, ids in enumerate(arrays):
             front, end = self._prefix, len(ids) - self._suffix
             if prompt:
@@ -304,7 +304,7 @@ class TextTokenizer:
             encodings = self._heads(prompted, most, partial(self._encode, offsets=True))
             arrays = id_arrays([encoding.ids for encoding in encodings])
         else:
-            arrays = self._heads(prompted, most, self._id_arrays)
+            arrays = self._heads(prompted, most, self.id_arrays)
         tokenized = []
         for i, ids in enumerate(arrays):
             if len(ids) == 0:
@@ -372,14 +372,19 @@ class TextTokenizer:
                 encodings[i] = encoding
         return encodings
 
-    def _id_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-        """int32 ``[tokens]`` of each text."""
-        if self._native is None:
-            return id_arrays([encoding.ids for encoding in self._encode(texts)])
-        with turn(texts):
-            split = self._native.split(texts)
+    def id_arrays(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[npt.NDArray[np.int32]]:
+        """int32 ``[tokens]`` of each text, uncut, with the tokenizer's special tokens around it or without them."""
+        split: list[npt.NDArray[np.int32] | None] = [None] * len(texts)
+        if self._native is not None:
+            with turn(texts):
+                split = self._native.split(texts)
+        if not special_tokens:
+            split = [None if ids is None else ids[self._prefix : len(ids) - self._suffix] for ids in split]
         rest = [text for text, ids in zip(texts, split, strict=True) if ids is None]
-        own = iter(id_arrays([encoding.ids for encoding in self._encode(rest)]) if rest else ())
+        if not rest:
+            return cast("list[npt.NDArray[np.int32]]", split)
+        encodings = self._encode(rest) if special_tokens else self.encode_rendered(rest, special_tokens=False)
+        own = iter(id_arrays([encoding.ids for encoding in encodings]))
         return [next(own) if ids is None else ids for ids in split]
 
     def _encode(self, texts: Sequence[str], *, offsets: bool = False) -> list[Encoding]:
