@@ -92,7 +92,8 @@ class TextTokenizer:
         probe = backend.encode("a").special_tokens_mask
         self._prefix = next((i for i, special in enumerate(probe) if not special), len(probe))
         self._suffix = next((i for i, special in enumerate(reversed(probe)) if not special), 0)
-        self._native = _native(backend, lower=lower, prefix=self._prefix, suffix=self._suffix, file=file)
+        self._file = file
+        self._native = self._native_of(backend)
 
     @classmethod
     def load(
@@ -121,6 +122,14 @@ class TextTokenizer:
             cleans_up=read.cleans_up,
             file=file if (file := folder / "tokenizer.json").is_file() else None,
         )
+
+    def _native_of(self, backend: Tokenizer) -> NativeTokenizer | None:
+        """The tokenizer of the compiled library; ``None``: it has none that does as ``backend`` does."""
+        if isinstance(backend.model, WordPieceModel):
+            return WordPiece.of(backend, lower=self._lower, prefix=self._prefix, suffix=self._suffix)
+        if self._lower:
+            return None
+        return BytePairs.of(backend, prefix=self._prefix, suffix=self._suffix, file=self._file)
 
     @cached_property
     def _own_hf_tokenizer(self) -> Any:
@@ -189,9 +198,10 @@ class TextTokenizer:
         mask, end, unknown = (
             self._backend.token_to_id(self.specials.get(role, "")) for role in ("mask_token", "eos_token", "unk_token")
         )
-        return ColbertEncoder(
-            Tokenizer.from_str(self._backend.to_str()), late, mask=mask, end=end, unknown=unknown, lower=self._lower
-        )
+        own = Tokenizer.from_str(self._backend.to_str())
+        encoder = ColbertEncoder(own, late, mask=mask, end=end, unknown=unknown, lower=self._lower)
+        encoder.read_by(lambda backend: None if (native := self._native_of(backend)) is None else native.split)
+        return encoder
 
     def read_whole(
         self, texts: Sequence[str], *, prompt: str
@@ -444,13 +454,6 @@ class TextTokenizer:
             tokens=encoding.tokens if marked else None,
         )
         return TokenAlignment(offsets=offsets, special=special, words=words)
-
-
-def _native(backend: Tokenizer, *, lower: bool, prefix: int, suffix: int, file: Path | None) -> NativeTokenizer | None:
-    """The tokenizer of the compiled library; ``None``: it has none that does as this one does."""
-    if isinstance(backend.model, WordPieceModel):
-        return WordPiece.of(backend, lower=lower, prefix=prefix, suffix=suffix)
-    return None if lower else BytePairs.of(backend, prefix=prefix, suffix=suffix, file=file)
 
 
 def _tokenizer_file(folder: Path) -> TokenizerFile:

@@ -39,18 +39,18 @@ class WordPiece(NativeTokenizer):
             return None
         model = json.loads(backend.model.__getstate__())
         vocabulary, unknown = model["vocab"], model["vocab"].get(model["unk_token"])
-        added = [token.content for token in backend.get_added_tokens_decoder().values()]
+        added = list(backend.get_added_tokens_decoder().values())
         mark, most = model["continuing_subword_prefix"], model["max_input_chars_per_word"]
         if unknown is None or not mark or not 0 < most < _LONGEST_WORD:
             return None
-        if not all(content and content.isascii() and content.isprintable() and " " not in content for content in added):
+        if not all(_is_found(token, lower=lower) for token in added):
             return None
         begins = list(vocabulary.items())
         continues = [(token[len(mark) :], number) for token, number in begins if token.startswith(mark)]
         listed = [*begins, *continues]
         ids = np.array([number for _, number in listed], dtype=np.int32)
-        bytes_, ends = _joined([token for token, _ in listed], np.uint32)
-        added_bytes, added_ends = _joined([token.lower() for token in added], np.int64)
+        bytes_, ends = _joined([token.encode() for token, _ in listed], np.uint32)
+        added_bytes, added_ends = _joined([token.content.encode().lower() for token in added], np.int64)
         probe = backend.encode("a").ids
         around = np.array([*probe[:prefix], *probe[len(probe) - suffix :]], dtype=np.int32)
         handle = native().millpond_wordpiece(
@@ -79,10 +79,16 @@ class WordPiece(NativeTokenizer):
         return made if same else None
 
 
-def _joined(tokens: Sequence[str], kind: type[np.integer[Any]]) -> tuple[bytes, npt.NDArray[Any]]:
-    """The tokens' bytes one after another, and where each ends."""
-    parts = [token.encode() for token in tokens]
-    return b"".join(parts), np.fromiter(accumulate(map(len, parts)), dtype=kind, count=len(parts))
+def _is_found(token: Any, *, lower: bool) -> bool:
+    """Whether an added token is where its bytes are in a text: what the normalizer does may make others."""
+    content = token.content
+    plain = content.isascii() and content.isprintable() and " " not in content
+    return bool(content) and (plain or not (lower or token.normalized))
+
+
+def _joined(tokens: Sequence[bytes], kind: type[np.integer[Any]]) -> tuple[bytes, npt.NDArray[Any]]:
+    """The tokens one after another, and where each ends."""
+    return b"".join(tokens), np.fromiter(accumulate(map(len, tokens)), dtype=kind, count=len(tokens))
 
 
 def _options(backend: Tokenizer, *, lower: bool) -> int:
