@@ -11,7 +11,7 @@ from tests.tiny.tokenizers import KINDS, write_tokenizer
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from millpond.engine.tokenize import text_tokenizer
+from millpond.engine.tokenize import pair_ids
 from millpond.engine.tokenize.pair_ids import PairTemplate, of_encoding
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.native.library import portable
@@ -32,9 +32,7 @@ def test_pairs_are_those_of_tokenizers(name: str, tmp_path: Path, monkeypatch: p
     pairs = list(zip(texts[::2], texts[1::2], strict=True))
     expected = [of_encoding(encoding) for encoding in tokenizer._backend.encode_batch(pairs)]
     left: list[object] = []
-    monkeypatch.setattr(
-        text_tokenizer, "of_encoding", lambda encoding: (left.append(encoding), of_encoding(encoding))[1]
-    )
+    monkeypatch.setattr(pair_ids, "of_encoding", lambda encoding: (left.append(encoding), of_encoding(encoding))[1])
     for found, pair in zip(tokenizer.encode_pairs(pairs), expected, strict=True):
         assert found.ids.tolist() == pair.ids.tolist() and found.type_ids.tolist() == pair.type_ids.tolist()
         assert all(np.array_equal(*places) for places in zip(found.places(), pair.places(), strict=True))

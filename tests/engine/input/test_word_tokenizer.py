@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tests.tiny.tokenizers import write_tokenizer
 
 from millpond import Engine, ModelLoadError
 from millpond.checkpoints.layouts.static import StaticTable
 from millpond.checkpoints.layouts.words import Words
-from millpond.engine.tokenize.word_tokenizer import WordTokenizer
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.word_tokenizer import WholeTokenizer, WordTokenizer
+from millpond.native.library import portable
 
 _VOCABULARY = ["PADDING_TOKEN", "mill", "Pond", "the-wheel", "old!", "stone"]
 
@@ -54,6 +57,18 @@ def test_the_words_that_are_found(text: str, lower: bool, words: list[str]) -> N
 def test_a_text_is_cut_after_the_words_that_are_found() -> None:
     item = _encode("unknown mill nothing stone mill", prompt="see: Pond ", limit=2)
     assert item.truncated and item.ids.tolist() == [2, 1]
+
+
+def test_a_text_alone_is_cut_as_among_others(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, "bert", limit=None)
+    for kind in (WholeTokenizer, TextTokenizer):
+        whole = kind.load(tmp_path, lower=False)
+        for limit in (4, 99):
+            options: dict[str, Any] = {"prompt": "", "limit": limit, "truncate": "end"}
+            (found,) = whole.encode(["the mill and the pond"], index_of=int, **options)
+            alone = whole.encode_one("the mill and the pond", **options)
+            assert alone is None or (alone.ids.tolist(), alone.truncated) == (found.ids.tolist(), found.truncated)
+            assert portable() is None or (alone is None) == (limit == 4 and kind is WholeTokenizer)
 
 
 def test_a_text_without_words_has_the_id_behind_the_last_one() -> None:

@@ -111,8 +111,9 @@ def _options(backend: Tokenizer) -> int | None:
     if model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix:
         return None
     normalizer, words = _state(backend.normalizer), _state(backend.pre_tokenizer)
-    if normalizer not in (None, {"type": "NFC"}):
+    parts = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
+    if any(part != {"type": "NFC"} for part in parts):
         return None
-    composed = _COMPOSED if normalizer else 0
+    composed = _COMPOSED if parts else 0
     whole = _WHOLE if model.ignore_merges else 0
     return composed | whole | (_SPACED if words.get("add_prefix_space") else 0) | (0 if knows_characters() else _PLAIN)

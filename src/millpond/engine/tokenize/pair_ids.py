@@ -77,10 +77,24 @@ def of_encoding(encoding: Encoding) -> PairIds:
     return PairIds(ids=ids, type_ids=types, places=places)
 
 
-def join_pairs(native: NativeTokenizer, template: PairTemplate, texts: Sequence[str]) -> list[PairIds | None]:
-    """The pairs of texts that follow each other; ``None``: one of the two is not split here."""
-    found = native.split(texts)
-    return [
-        template.join(first, second) if first is not None and second is not None else None
-        for first, second in zip(found[::2], found[1::2], strict=True)
-    ]
+def read_pairs(
+    texts: Sequence[str],
+    *,
+    backend: Tokenizer,
+    native: NativeTokenizer | None,
+    template: PairTemplate | None,
+    fold: Callable[[str], str],
+) -> list[PairIds]:
+    """The pairs of texts that follow each other; ``fold``: what ``backend`` needs before it."""
+    joined: list[PairIds | None] = [None] * (len(texts) // 2)
+    if native is not None and template is not None:
+        found = native.split(texts)
+        joined = [
+            template.join(first, second) if first is not None and second is not None else None
+            for first, second in zip(found[::2], found[1::2], strict=True)
+        ]
+    rest = [fold(text) for i, text in enumerate(texts) if joined[i // 2] is None]
+    # Without a post-processor the fast variant leaves the token types of the second text out, too.
+    encode = backend.encode_batch if backend.post_processor is None else backend.encode_batch_fast
+    own = map(of_encoding, encode(list(zip(rest[::2], rest[1::2], strict=True))) if rest else ())
+    return [next(own) if pair is None else pair for pair in joined]

@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -18,13 +15,12 @@ from tokenizers.models import WordPiece as WordPieceModel
 
 from millpond.checkpoints.layouts.late_interaction import LateInteraction
 from millpond.checkpoints.templates.conversation import ChatTemplate, read_conversation_template
-from millpond.checkpoints.tokenizers.read import TokenizerFile, read_tokenizer
-from millpond.checkpoints.tokenizers.settings import NotBuiltError
 from millpond.engine.tokenize.byte_pairs import BytePairs
+from millpond.engine.tokenize.conversation import read_conversation
 from millpond.engine.tokenize.large_texts import turn
 from millpond.engine.tokenize.long_texts import LongTexts
 from millpond.engine.tokenize.native_tokenizer import NativeTokenizer
-from millpond.engine.tokenize.pair_ids import PairIds, PairTemplate, join_pairs, of_encoding
+from millpond.engine.tokenize.pair_ids import PairIds, PairTemplate, read_pairs
 from millpond.engine.tokenize.tokenized import (
     TokenAlignment,
     Tokenized,
@@ -35,8 +31,9 @@ from millpond.engine.tokenize.tokenized import (
     unfold_offsets,
     word_numbers,
 )
+from millpond.engine.tokenize.tokenizer_file import hf_tokenizer, tokenizer_file
 from millpond.engine.tokenize.wordpiece import WordPiece
-from millpond.errors import InputTooLongError, InvalidRequestError, MissingExtraError, ModelLoadError
+from millpond.errors import InputTooLongError, InvalidRequestError
 from millpond.late_interaction.encoding.markers import ColbertEncoder
 from millpond.support.cached_property import cached_property
 from millpond.tasks import Truncate
@@ -49,11 +46,8 @@ _HEAD_PER_TOKEN = 8
 _HOLD_GIL_CHARACTERS = 4096
 # In a longer text, long runs are looked for before it is tokenized.
 _COLLAPSE_CHARACTERS = 1 << 13
-# Imported by its name, where transformers is installed and needed.
-_TRANSFORMERS = "millpond.backends.torch.loading.hf_tokenizer"
 # What a tokenizer makes of a text: its ids, or these with more.
 Ids = TypeVar("Ids", Encoding, npt.NDArray[np.int32])
-_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 
 
 class TextTokenizer:
@@ -100,10 +94,7 @@ class TextTokenizer:
         cls, folder: Path, *, lower: bool, reward_token: int | None = None, added: Sequence[str] = ()
     ) -> TextTokenizer:
         """Read the tokenizer of a checkpoint, as transformers would, and add special tokens that it lacks."""
-        if not any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern)):
-            # transformers would make up an empty tokenizer, to which every text is unknown tokens.
-            raise ModelLoadError(f"{folder} has no tokenizer that can be read here; is the checkpoint complete?")
-        read = _tokenizer_file(folder)
+        read = tokenizer_file(folder)
         backend, limit, specials = read.backend, read.limit, read.specials
         backend.add_special_tokens([token for token in added if backend.token_to_id(token) is None])
         roles = ("eos_token", "bos_token", "pad_token")
@@ -114,7 +105,7 @@ class TextTokenizer:
             limit=None if limit is None or limit > _NO_LIMIT else int(limit),
             placeholder=next((token for token in placeholders if token is not None), None),
             chat=read_conversation_template(folder, specials),
-            hf_tokenizer=partial(_hf_tokenizer, folder),
+            hf_tokenizer=partial(hf_tokenizer, folder),
             reward_token=reward_token,
             typed=read.typed,
             specials=specials,
@@ -220,36 +211,14 @@ class TextTokenizer:
         return parts
 
     def converse(self, conversation: Sequence[Mapping[str, str]], index: int) -> tuple[list[int], int]:
-        """Render a conversation by the checkpoint's chat template.
-
-        Returns:
-            Its token ids, and how many of the last ones belong to the template.
-        """
+        """Its token ids by the checkpoint's chat template, and how many of the last ones belong to the template."""
         if self.chat is None:
             raise InvalidRequestError(
                 f"the conversation at index {index} needs a chat template, and this checkpoint has none; "
                 "render it yourself and pass the text"
             )
-        ids = self._conversation_ids(conversation, index)
-        # The tokens at the end that stay when the last message is empty are the template's; a reward is read there.
-        emptied = [*conversation[:-1], {**conversation[-1], "content": ""}] if conversation else []
-        bare = self._conversation_ids(emptied, index)
-        pairs = zip(reversed(ids), reversed(bare), strict=False)
-        tail = min(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)), len(ids) - 1)
+        ids, tail = read_conversation(self._backend, self.chat, conversation, index)
         return (ids, tail) if self.reward_token is None else ([*ids, self.reward_token], tail + 1)
-
-    def _conversation_ids(self, conversation: Sequence[Mapping[str, str]], index: int) -> list[int]:
-        assert self.chat is not None
-        text = self.chat.render(conversation, index=index, model="the checkpoint")
-        try:
-            with turn([text]):
-                (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
-        except (TypeError, UnicodeError) as error:
-            raise InvalidRequestError(
-                f"the conversation at index {index} holds a lone surrogate, which is not a character; replace it"
-            ) from error
-        ids: list[int] = encoding.ids
-        return ids
 
     def fold(self, text: str) -> str:
         """``text`` in lower case, if the checkpoint is uncased."""
@@ -258,16 +227,9 @@ class TextTokenizer:
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[PairIds]:
         """Each pair, uncut, in the tokenizer's own pair template."""
         texts = self._collapsed([text for pair in pairs for text in pair])
-        joined: list[PairIds | None] = [None] * len(pairs)
         with turn(texts):
-            if self._native is not None and self._pair_template is not None:
-                joined = join_pairs(self._native, self._pair_template, texts)
-            rest = [self.fold(text) for i, text in enumerate(texts) if joined[i // 2] is None]
-            # Without a post-processor the fast variant leaves the token types of the second text out, too.
-            fast = self._backend.post_processor is not None
-            encode = self._backend.encode_batch_fast if fast else self._backend.encode_batch
-            own = map(of_encoding, encode(list(zip(rest[::2], rest[1::2], strict=True))) if rest else ())
-            return [next(own) if pair is None else pair for pair in joined]
+            native = None if self._pair_template is None else self._native
+            return read_pairs(texts, backend=self._backend, native=native, template=self._pair_template, fold=self.fold)
 
     @cached_property
     def _pair_template(self) -> PairTemplate | None:
@@ -454,25 +416,6 @@ class TextTokenizer:
             tokens=encoding.tokens if marked else None,
         )
         return TokenAlignment(offsets=offsets, special=special, words=words)
-
-
-def _tokenizer_file(folder: Path) -> TokenizerFile:
-    """The tokenizer, built here or by transformers."""
-    try:
-        return read_tokenizer(folder)
-    except NotBuiltError as reason:
-        if find_spec("transformers") is None:
-            raise ModelLoadError(
-                f'the tokenizer in {folder} needs transformers ({reason}): pip install "millpond[torch]"'
-            ) from reason
-    file: TokenizerFile = import_module(_TRANSFORMERS).read_as_file(folder)
-    return file
-
-
-def _hf_tokenizer(folder: Path) -> Any:
-    if find_spec("transformers") is None:
-        raise MissingExtraError('transformers\' tokenizer needs transformers: pip install "millpond[torch]"')
-    return import_module(_TRANSFORMERS).read_hf_tokenizer(folder)
 
 
 def _tokens_before(offsets: Sequence[tuple[int, int]], end: int) -> int:

@@ -17,6 +17,7 @@ from millpond.checkpoints.layouts.words import Words
 from millpond.engine.tokenize.large_texts import turn
 from millpond.engine.tokenize.long_texts import LongTexts
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.errors import WeightMismatchError
 from millpond.tasks import Truncate
 
@@ -116,6 +117,11 @@ class WholeTokenizer(TextTokenizer):
     def stand_in(self, row: int, *, length: int) -> None:
         """Take this id for a text without tokens, and a limit of so many tokens."""
         self._placeholder, self.limit = row, length
+
+    def encode_one(self, text: str, **options: Any) -> Tokenized | None:
+        """As :meth:`TextTokenizer.encode_one`, but for texts that are cut."""
+        found = super().encode_one(text, **options)
+        return None if found is None or found.truncated else found
 
     def _cut(self, length: int, text: str, prompt: str, limit: int, truncate: Truncate) -> npt.NDArray[np.int64]:
         return np.arange(limit) if truncate == "end" else np.arange(length - limit, length)

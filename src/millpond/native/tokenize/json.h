@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -63,7 +64,7 @@ struct Json {
   std::int64_t number() {
     std::int64_t value = 0;
     if (peek() < '0' || *at > '9') broken = true;
-    for (; at < end && *at >= '0' && *at <= '9'; at++) value = value * 10 + (*at - '0');
+    for (; at < end && *at >= '0' && *at <= '9'; at++) value = std::min<std::int64_t>(value, 1 << 30) * 10 + (*at - '0');
     return value;
   }
 
