@@ -1,14 +1,15 @@
 """How fast the host feeds a fast device: tokens per second, and where a simulated device has nothing to do.
 
     python benchmarks/feed.py [--smoke] [--lengths 52,512,mixed] [--tokenizers stored,real] [--rounds 5]
-                              [--tokens 4000000] [--milliseconds 13] [--operators 0] [--busy]
+                              [--tokens 4000000] [--milliseconds 13] [--operators 0] [--busy] [--alone]
 
 The device takes so many milliseconds for 32,768 tokens and none of the processor's time: its batches end when a clock
 says so, in order, two launched at a time, and each text has a row of 768 floats. All else is the engine's own, from
 texts to vectors. ``stored``: the texts were tokenized before, and the tokenizer waits as long as it would take on other
 cores, so that the engine is measured by itself; ``real``: it tokenizes on the cores of this machine. ``--operators``
 runs so many small operators for each batch in place of a captured graph. ``--busy``: another thread of the program
-computes in Python meanwhile. The fastest of the rounds counts.
+computes in Python meanwhile. ``--alone``: no device, and only the tokenizers: one text in a call, and many, against the
+library ``tokenizers``. The fastest of the rounds counts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers import feed_page
+from peers import feed_page, tokenizing
 from peers.environments import cache_folder
 from peers.shapes import Shapes
 from peers.simulated_device import SimulatedModel, StoredTokenizer, Timeline, gaps
@@ -69,6 +70,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = Shapes(Path(folder) if options.smoke else cache_folder() / "models").folder("minilm")
         source = Texts(model / "tokenizer.json", data=None)
+        if options.alone:
+            return split_alone(model, Path(folder), source, options)
         rows = []
         for lengths in options.lengths:
             texts, tokens = texts_of(source, lengths, options.tokens)
@@ -88,6 +91,19 @@ def main() -> None:
         print(record("feed", results))
 
 
+def split_alone(model: Path, folder: Path, source: Texts, options: argparse.Namespace) -> None:
+    """Measure the tokenizers, print and record."""
+    rows = []
+    for name, tokenizer in tokenizing.tokenizers(model, folder).items():
+        for kind, length in tokenizing.LENGTHS.items():
+            texts, _ = texts_of(source, str(length), options.tokens // 10)
+            row = tokenizing.measure(tokenizer, texts, rounds=options.rounds)
+            rows.append({"tokenizer": name, "text": kind, **row})
+    print(tokenizing.table(rows))
+    if not options.smoke:
+        print(record("tokenizing", {"rows": rows}))
+
+
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -102,6 +118,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--tokenizer-rate", type=float, default=8e6, help="tokens per second of the stored tokenizer")
     parser.add_argument("--busy", action="store_true", help="beside a thread that computes in Python")
+    parser.add_argument("--alone", action="store_true", help="only the tokenizers, against the library")
     options = parser.parse_args()
     if unknown := set(options.tokenizers) - set(TOKENIZERS):
         parser.error(f"--tokenizers has no {', '.join(sorted(unknown))}; choose of {', '.join(TOKENIZERS)}")

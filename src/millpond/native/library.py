@@ -261,12 +261,27 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.millpond_kernel_table_bytes.restype = _int
     loaded.millpond_plan_bytes.argtypes = [_pointer]
     loaded.millpond_plan_bytes.restype = None
-    loaded.millpond_wordpiece.argtypes = [*[_pointer] * 3, *[_int] * 4, ctypes.c_int32, ctypes.c_int]
+    ends: list[Any] = [_pointer, _int, _int]  # special tokens around a text
+    loaded.millpond_wordpiece.argtypes = [
+        *[_pointer] * 3,
+        *[_int] * 2,
+        *[_pointer] * 2,
+        *[_int] * 2,
+        ctypes.c_int32,
+        ctypes.c_int,
+        *ends,
+    ]
     loaded.millpond_wordpiece.restype = _pointer
     loaded.millpond_wordpiece_free.argtypes = [_pointer]
     loaded.millpond_wordpiece_free.restype = None
-    loaded.millpond_wordpiece_split.argtypes = [*[_pointer] * 3, _int, _pointer, *[_int] * 2, *[_pointer] * 2]
+    loaded.millpond_wordpiece_split.argtypes = [*[_pointer] * 3, _int, *[_pointer] * 2]
     loaded.millpond_wordpiece_split.restype = None
+    loaded.millpond_byte_pairs.argtypes = [_pointer, _int, *[_pointer] * 4, _int, *[ctypes.c_int] * 2, *ends]
+    loaded.millpond_byte_pairs.restype = _pointer
+    loaded.millpond_byte_pairs_free.argtypes = [_pointer]
+    loaded.millpond_byte_pairs_free.restype = None
+    loaded.millpond_byte_pairs_split.argtypes = loaded.millpond_wordpiece_split.argtypes
+    loaded.millpond_byte_pairs_split.restype = None
     loaded.millpond_ward.argtypes = [*[_pointer] * 6, _int, _int, _pointer]
     loaded.millpond_ward.restype = None
     loaded.millpond_add_rows.argtypes = [*[_pointer] * 3, *[_int] * 2]

@@ -18,6 +18,7 @@ from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.pair_tokenizer import PairTokenizer
 from millpond.engine.input.plan import Plan
 from millpond.engine.tokenize import long_texts
+from millpond.engine.tokenize.native_tokenizer import NativeTokenizer
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InputTooLongError
 
@@ -121,6 +122,13 @@ def read(monkeypatch):
             return getattr(self._tokenizer, name)(texts, *args, **options)
 
         monkeypatch.setattr(_Spied, name, spied, raising=False)
+    split = NativeTokenizer.split
+
+    def spied_split(self, texts):
+        sizes.extend(map(len, texts))
+        return split(self, texts)
+
+    monkeypatch.setattr(NativeTokenizer, "split", spied_split)
     return sizes
 
 

@@ -122,10 +122,10 @@ def test_the_head_of_a_long_text_has_the_tokens_of_the_whole(read_by_heads, part
 
 @pytest.mark.parametrize("rest", [400, 4])
 def test_of_a_long_text_the_head_alone_is_read_if_that_is_enough(read_by_heads, monkeypatch, rest):
-    read, right = [], TextTokenizer._encode
+    read, right = [], TextTokenizer.id_arrays
     monkeypatch.setattr(
         TextTokenizer,
-        "_encode",
+        "id_arrays",
         lambda self, texts, **how: read.append(max(map(len, texts))) or right(self, texts, **how),
     )
     text = " ".join(["a" if rest > 100 else "x" * 150] * rest)  # one token for 1 or 150 letters

@@ -10,6 +10,7 @@ from tokenizers import Encoding
 
 from millpond.checkpoints.templates.score_template import BREAK, ScoreTemplate
 from millpond.engine.input.plan import IndexOf
+from millpond.engine.tokenize.pair_ids import PairIds
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.engine.tokenize.tokenized import Tokenized, too_long
 from millpond.errors import InputTooLongError, InvalidRequestError
@@ -52,21 +53,20 @@ class PairTokenizer:
             )
         texts = [(self._prompt + pair.query, pair.document) for pair in pairs]
         return [
-            self._finish(encoding, limit, truncate, index_of(i))
-            for i, encoding in enumerate(self._tokenizer.encode_pairs(texts))
+            self._finish(pair, limit, truncate, index_of(i))
+            for i, pair in enumerate(self._tokenizer.encode_pairs(texts))
         ]
 
-    def _finish(self, encoding: Encoding, limit: int, truncate: Truncate, index: int) -> Tokenized:
-        ids = np.array(encoding.ids, dtype=np.int32)
+    def _finish(self, pair: PairIds, limit: int, truncate: Truncate, index: int) -> Tokenized:
+        ids = pair.ids
         if len(ids) == 0:
             return self._tokenizer.placeholder(index)
-        types = np.array(encoding.type_ids, dtype=np.int8) if self._tokenizer.typed else None
+        types = pair.type_ids if self._tokenizer.typed else None
         cut = len(ids) > limit
         if cut:
             if truncate == "error":
                 raise too_long("pair", index, len(ids), limit)
-            sides = np.array([-1 if side is None else side for side in encoding.sequence_ids], dtype=np.int8)
-            query, document = np.flatnonzero(sides == 0), np.flatnonzero(sides == 1)
+            query, document = pair.places()
             room = _room(limit, len(ids) - len(query) - len(document), "special tokens")
             kept = _longest_first(len(query), len(document), room)
             if self._keeps_document and len(document) < room:
@@ -119,8 +119,7 @@ class TemplateTokenizer:
         texts = [self._template.render(pair.query, pair.document, instruction=instruction) for pair in whole]
         longest = self._template.longest
         tokenized = []
-        for i, (encoding, first) in enumerate(self._encodings(texts)):
-            ids = np.array(encoding.ids, dtype=np.int32)
+        for i, (ids, first) in enumerate(self._ids(texts)):
             if self._typed and not 0 < first < len(ids):
                 raise InvalidRequestError(
                     f"pair {index_of(i)} has no token for the {'decoder' if first else 'encoder'}; pass texts, or a "
@@ -161,7 +160,7 @@ class TemplateTokenizer:
     ) -> npt.NDArray[np.int64]:
         """Which tokens of an over-long ``text`` stay, as indices."""
         # Offsets are slow, and over-long pairs are rare: only these are tokenized again, with offsets.
-        ((encoding, first),) = self._encodings([text], offsets=True)
+        encoding, first = self._encoding(text)
         query, document = self._tokens_of(encoding, text, pair, instruction)
         total = len(encoding.ids)
         room = _room(limit, total - len(query) - len(document), f"the template {self._template.name}")
@@ -185,22 +184,29 @@ class TemplateTokenizer:
             tokens.append(np.flatnonzero(inside))
         return tokens[0], tokens[1]
 
-    def _encodings(self, texts: Sequence[str], *, offsets: bool = False) -> list[tuple[Encoding, int]]:
+    def _ids(self, texts: Sequence[str]) -> list[tuple[npt.NDArray[np.int32], int]]:
         """Each text, uncut, and the tokens of its first part; one with breaks is tokenized in parts.
 
         The first of them has the special tokens.
         """
-        special = self._special_tokens
+        read, special = self._tokenizer.id_arrays, self._special_tokens
         if not self._parts:
-            whole = self._tokenizer.encode_rendered(texts, special_tokens=special, offsets=offsets)
-            return [(encoding, len(encoding.ids)) for encoding in whole]
+            return [(ids, len(ids)) for ids in read(texts, special_tokens=special)]
         merged = []
         for text in texts:
             first, *others = text.split(BREAK)
-            parts = self._tokenizer.encode_rendered([first], special_tokens=special, offsets=offsets)
-            parts += self._tokenizer.encode_rendered(others, special_tokens=False, offsets=offsets)
-            merged.append((Encoding.merge(parts, growing_offsets=True), len(parts[0].ids)))
+            parts = [*read([first], special_tokens=special), *read(others, special_tokens=False)]
+            merged.append((np.concatenate(parts), len(parts[0])))
         return merged
+
+    def _encoding(self, text: str) -> tuple[Encoding, int]:
+        """As :meth:`_ids` of one text, with offsets."""
+        first, *others = text.split(BREAK) if self._parts else [text]
+        read, special = self._tokenizer.encode_rendered, self._special_tokens
+        parts = read([first], special_tokens=special, offsets=True)
+        if others:
+            parts += read(others, special_tokens=False, offsets=True)
+        return Encoding.merge(parts, growing_offsets=True), len(parts[0].ids)
 
     def _length(self, text: str) -> int:
         """Characters of a text as it is tokenized."""

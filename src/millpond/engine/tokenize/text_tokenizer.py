@@ -5,22 +5,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
-from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
+from tokenizers.models import WordPiece as WordPieceModel
 
 from millpond.checkpoints.layouts.late_interaction import LateInteraction
 from millpond.checkpoints.templates.conversation import ChatTemplate, read_conversation_template
-from millpond.checkpoints.tokenizers.read import TokenizerFile, read_tokenizer
-from millpond.checkpoints.tokenizers.settings import NotBuiltError
+from millpond.engine.tokenize.byte_pairs import BytePairs
+from millpond.engine.tokenize.conversation import read_conversation
 from millpond.engine.tokenize.large_texts import turn
 from millpond.engine.tokenize.long_texts import LongTexts
+from millpond.engine.tokenize.native_tokenizer import NativeTokenizer
+from millpond.engine.tokenize.pair_ids import PairIds, PairTemplate, read_pairs
 from millpond.engine.tokenize.tokenized import (
     TokenAlignment,
     Tokenized,
@@ -31,8 +31,9 @@ from millpond.engine.tokenize.tokenized import (
     unfold_offsets,
     word_numbers,
 )
-from millpond.engine.tokenize.wordpiece import AsciiWordPiece
-from millpond.errors import InputTooLongError, InvalidRequestError, MissingExtraError, ModelLoadError
+from millpond.engine.tokenize.tokenizer_file import hf_tokenizer, tokenizer_file
+from millpond.engine.tokenize.wordpiece import WordPiece
+from millpond.errors import InputTooLongError, InvalidRequestError
 from millpond.late_interaction.encoding.markers import ColbertEncoder
 from millpond.support.cached_property import cached_property
 from millpond.tasks import Truncate
@@ -45,9 +46,8 @@ _HEAD_PER_TOKEN = 8
 _HOLD_GIL_CHARACTERS = 4096
 # In a longer text, long runs are looked for before it is tokenized.
 _COLLAPSE_CHARACTERS = 1 << 13
-# Imported by its name, where transformers is installed and needed.
-_TRANSFORMERS = "millpond.backends.torch.loading.hf_tokenizer"
-_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
+# What a tokenizer makes of a text: its ids, or these with more.
+Ids = TypeVar("Ids", Encoding, npt.NDArray[np.int32])
 
 
 class TextTokenizer:
@@ -67,6 +67,7 @@ class TextTokenizer:
         specials: Mapping[str, str] | None = None,
         side: Truncate = "end",  # which end of a text is cut if the caller names none
         cleans_up: bool = False,  # whether a decoded text loses the spaces before its signs
+        file: Path | None = None,  # the tokenizer.json that the backend's model is of
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
@@ -85,17 +86,15 @@ class TextTokenizer:
         probe = backend.encode("a").special_tokens_mask
         self._prefix = next((i for i, special in enumerate(probe) if not special), len(probe))
         self._suffix = next((i for i, special in enumerate(reversed(probe)) if not special), 0)
-        self._ascii = AsciiWordPiece.of(backend, lower=lower, prefix=self._prefix, suffix=self._suffix)
+        self._file = file
+        self._native = self._native_of(backend)
 
     @classmethod
     def load(
         cls, folder: Path, *, lower: bool, reward_token: int | None = None, added: Sequence[str] = ()
     ) -> TextTokenizer:
         """Read the tokenizer of a checkpoint, as transformers would, and add special tokens that it lacks."""
-        if not any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern)):
-            # transformers would make up an empty tokenizer, to which every text is unknown tokens.
-            raise ModelLoadError(f"{folder} has no tokenizer that can be read here; is the checkpoint complete?")
-        read = _tokenizer_file(folder)
+        read = tokenizer_file(folder)
         backend, limit, specials = read.backend, read.limit, read.specials
         backend.add_special_tokens([token for token in added if backend.token_to_id(token) is None])
         roles = ("eos_token", "bos_token", "pad_token")
@@ -106,13 +105,22 @@ class TextTokenizer:
             limit=None if limit is None or limit > _NO_LIMIT else int(limit),
             placeholder=next((token for token in placeholders if token is not None), None),
             chat=read_conversation_template(folder, specials),
-            hf_tokenizer=partial(_hf_tokenizer, folder),
+            hf_tokenizer=partial(hf_tokenizer, folder),
             reward_token=reward_token,
             typed=read.typed,
             specials=specials,
             side="start" if read.cuts_start else "end",
             cleans_up=read.cleans_up,
+            file=file if (file := folder / "tokenizer.json").is_file() else None,
         )
+
+    def _native_of(self, backend: Tokenizer) -> NativeTokenizer | None:
+        """The tokenizer of the compiled library; ``None``: it has none that does as ``backend`` does."""
+        if isinstance(backend.model, WordPieceModel):
+            return WordPiece.of(backend, lower=self._lower, prefix=self._prefix, suffix=self._suffix)
+        if self._lower:
+            return None
+        return BytePairs.of(backend, prefix=self._prefix, suffix=self._suffix, file=self._file)
 
     @cached_property
     def _own_hf_tokenizer(self) -> Any:
@@ -152,11 +160,11 @@ class TextTokenizer:
 
     def count(self, text: str) -> int:
         """Number of tokens of a text, special tokens included."""
-        return len(self._encode([text])[0])
+        return len(self.id_arrays([text])[0])
 
     def ids(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
         """Token ids of each text, uncut."""
-        return [encoding.ids for encoding in self.encode_rendered(texts, special_tokens=special_tokens)]
+        return [ids.tolist() for ids in self.id_arrays(texts, special_tokens=special_tokens)]
 
     def special_tokens(self, *, is_pair: bool) -> int:
         """How many special tokens a text has, or a pair."""
@@ -181,9 +189,10 @@ class TextTokenizer:
         mask, end, unknown = (
             self._backend.token_to_id(self.specials.get(role, "")) for role in ("mask_token", "eos_token", "unk_token")
         )
-        return ColbertEncoder(
-            Tokenizer.from_str(self._backend.to_str()), late, mask=mask, end=end, unknown=unknown, lower=self._lower
-        )
+        own = Tokenizer.from_str(self._backend.to_str())
+        encoder = ColbertEncoder(own, late, mask=mask, end=end, unknown=unknown, lower=self._lower)
+        encoder.read_by(lambda backend: None if (native := self._native_of(backend)) is None else native.split)
+        return encoder
 
     def read_whole(
         self, texts: Sequence[str], *, prompt: str
@@ -192,59 +201,39 @@ class TextTokenizer:
         parts = []
         before = len(self.fold(prompt))
         texts = [prompt + text for text in self._collapsed(texts)]
-        for encoding in self._encode(texts, offsets=bool(prompt)):
-            ids = np.array(encoding.ids, dtype=np.int32)
+        encodings = self._encode(texts, offsets=True) if prompt else ()
+        arrays = [np.array(each.ids, dtype=np.int32) for each in encodings] if prompt else self.id_arrays(texts)
+        for i, ids in enumerate(arrays):
             front, end = self._prefix, len(ids) - self._suffix
             if prompt:
-                front += _tokens_before(encoding.offsets[front:end], before)
+                front += _tokens_before(encodings[i].offsets[front:end], before)
             parts.append((ids[front:end], ids[:front], ids[end:]))
         return parts
 
     def converse(self, conversation: Sequence[Mapping[str, str]], index: int) -> tuple[list[int], int]:
-        """Render a conversation by the checkpoint's chat template.
-
-        Returns:
-            Its token ids, and how many of the last ones belong to the template.
-        """
+        """Its token ids by the checkpoint's chat template, and how many of the last ones belong to the template."""
         if self.chat is None:
             raise InvalidRequestError(
                 f"the conversation at index {index} needs a chat template, and this checkpoint has none; "
                 "render it yourself and pass the text"
             )
-        ids = self._conversation_ids(conversation, index)
-        # The tokens at the end that stay when the last message is empty are the template's; a reward is read there.
-        emptied = [*conversation[:-1], {**conversation[-1], "content": ""}] if conversation else []
-        bare = self._conversation_ids(emptied, index)
-        pairs = zip(reversed(ids), reversed(bare), strict=False)
-        tail = min(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)), len(ids) - 1)
+        ids, tail = read_conversation(self._backend, self.chat, conversation, index)
         return (ids, tail) if self.reward_token is None else ([*ids, self.reward_token], tail + 1)
-
-    def _conversation_ids(self, conversation: Sequence[Mapping[str, str]], index: int) -> list[int]:
-        assert self.chat is not None
-        text = self.chat.render(conversation, index=index, model="the checkpoint")
-        try:
-            with turn([text]):
-                (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
-        except (TypeError, UnicodeError) as error:
-            raise InvalidRequestError(
-                f"the conversation at index {index} holds a lone surrogate, which is not a character; replace it"
-            ) from error
-        ids: list[int] = encoding.ids
-        return ids
 
     def fold(self, text: str) -> str:
         """``text`` in lower case, if the checkpoint is uncased."""
         return fold(text) if self._lower else text
 
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Encoding]:
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[PairIds]:
         """Each pair, uncut, in the tokenizer's own pair template."""
         texts = self._collapsed([text for pair in pairs for text in pair])
-        # Without a post-processor the fast variant leaves the token types of the second text out, too.
-        fast = self._backend.post_processor is not None
-        encode = self._backend.encode_batch_fast if fast else self._backend.encode_batch
         with turn(texts):
-            folded = [self.fold(text) for text in texts]
-            return encode(list(zip(folded[::2], folded[1::2], strict=True)))
+            native = None if self._pair_template is None else self._native
+            return read_pairs(texts, backend=self._backend, native=native, template=self._pair_template, fold=self.fold)
+
+    @cached_property
+    def _pair_template(self) -> PairTemplate | None:
+        return PairTemplate.of(self._backend, prefix=self._prefix, suffix=self._suffix)
 
     def encode_rendered(self, texts: Sequence[str], *, special_tokens: bool, offsets: bool = False) -> list[Encoding]:
         """Each text, uncut, with the tokenizer's special tokens around it or without them."""
@@ -280,15 +269,14 @@ class TextTokenizer:
         if not align:
             texts = self._collapsed(texts)
         prompted = [prompt + text for text in texts] if prompt else texts
+        # What follows the most tokens is not read, if that end is cut.
+        most = limit if truncate == "end" else None
         encodings: Sequence[Encoding] = ()
-        if align or max(map(len, prompted), default=0) > _HEAD_PER_TOKEN * limit:
-            heads = truncate == "end"
-            encodings = (
-                self._encode_heads(prompted, limit, offsets=align) if heads else self._encode(prompted, offsets=align)
-            )
+        if align:
+            encodings = self._heads(prompted, most, partial(self._encode, offsets=True))
             arrays = id_arrays([encoding.ids for encoding in encodings])
         else:
-            arrays = self._id_arrays(prompted)
+            arrays = self._heads(prompted, most, self.id_arrays)
         tokenized = []
         for i, ids in enumerate(arrays):
             if len(ids) == 0:
@@ -321,34 +309,44 @@ class TextTokenizer:
         ids = np.array([self._placeholder], dtype=np.int32)
         return Tokenized(ids=ids, truncated=False, alignment=nowhere if align else None)
 
-    def _encode_heads(self, texts: Sequence[str], limit: int, *, offsets: bool) -> list[Encoding]:
+    def _heads(
+        self, texts: Sequence[str], limit: int | None, encode: Callable[[Sequence[str]], list[Ids]]
+    ) -> list[Ids]:
         """Encode each text, or only the head of a long one if the head has more than ``limit`` tokens."""
-        most = _HEAD_PER_TOKEN * limit
-        if not self.long_texts.splits_at_spaces or max(map(len, texts), default=0) <= 2 * most:
-            return self._encode(texts, offsets=offsets)
+        most = _HEAD_PER_TOKEN * (limit or 0)
+        if limit is None or max(map(len, texts), default=0) <= 2 * most or not self.long_texts.splits_at_spaces:
+            return encode(texts)
         # Up to a space: how the text before it is split does not depend on what follows.
         heads = [text if len(text) <= 2 * most else text[: text.rfind(" ", 0, most) + 1 or None] for text in texts]
-        encodings = self._encode(heads, offsets=offsets)
+        encodings = encode(heads)
         short = [
             i
             for i, (text, head) in enumerate(zip(texts, heads, strict=True))
             if len(head) < len(text) and len(encodings[i]) <= limit
         ]
         if short:
-            for i, encoding in zip(short, self._encode([texts[i] for i in short], offsets=offsets), strict=True):
+            for i, encoding in zip(short, encode([texts[i] for i in short]), strict=True):
                 encodings[i] = encoding
         return encodings
 
     def one(self, text: str) -> npt.NDArray[np.int32]:
         """int32 ``[tokens]`` of one text of a few thousand characters, uncut, special tokens included."""
-        ids = None if self._ascii is None else self._ascii.one(text)
+        ids = None if self._native is None else self._native.one(text)
         return np.array(self._encode([text])[0].ids, dtype=np.int32) if ids is None else ids
 
-    def _id_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-        """int32 ``[tokens]`` of each text."""
-        split = [None] * len(texts) if self._ascii is None else self._ascii.split(texts)
+    def id_arrays(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[npt.NDArray[np.int32]]:
+        """int32 ``[tokens]`` of each text, uncut, with the tokenizer's special tokens around it or without them."""
+        split: list[npt.NDArray[np.int32] | None] = [None] * len(texts)
+        if self._native is not None:
+            with turn(texts):
+                split = self._native.split(texts)
+        if not special_tokens:
+            split = [None if ids is None else ids[self._prefix : len(ids) - self._suffix] for ids in split]
         rest = [text for text, ids in zip(texts, split, strict=True) if ids is None]
-        own = iter(id_arrays([encoding.ids for encoding in self._encode(rest)]) if rest else ())
+        if not rest:
+            return cast("list[npt.NDArray[np.int32]]", split)
+        encodings = self._encode(rest) if special_tokens else self.encode_rendered(rest, special_tokens=False)
+        own = iter(id_arrays([encoding.ids for encoding in encodings]))
         return [next(own) if ids is None else ids for ids in split]
 
     def _encode(self, texts: Sequence[str], *, offsets: bool = False) -> list[Encoding]:
@@ -408,25 +406,6 @@ class TextTokenizer:
             tokens=encoding.tokens if marked else None,
         )
         return TokenAlignment(offsets=offsets, special=special, words=words)
-
-
-def _tokenizer_file(folder: Path) -> TokenizerFile:
-    """The tokenizer, built here or by transformers."""
-    try:
-        return read_tokenizer(folder)
-    except NotBuiltError as reason:
-        if find_spec("transformers") is None:
-            raise ModelLoadError(
-                f'the tokenizer in {folder} needs transformers ({reason}): pip install "millpond[torch]"'
-            ) from reason
-    file: TokenizerFile = import_module(_TRANSFORMERS).read_as_file(folder)
-    return file
-
-
-def _hf_tokenizer(folder: Path) -> Any:
-    if find_spec("transformers") is None:
-        raise MissingExtraError('transformers\' tokenizer needs transformers: pip install "millpond[torch]"')
-    return import_module(_TRANSFORMERS).read_hf_tokenizer(folder)
 
 
 def _tokens_before(offsets: Sequence[tuple[int, int]], end: int) -> int:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import weakref
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from millpond.engine.tokenize.native_tokenizer import NativeTokenizer, knows_characters, native
 from millpond.engine.tokenize.tokenized import fold
 from millpond.native.library import portable
 
@@ -22,18 +22,11 @@ _NORMALIZER = {"type", "clean_text", "handle_chinese_chars", "strip_accents", "l
 _PROBES = ("a", "The mill, by 2 ponds: x9!", "a" * 300, "")
 
 
-class AsciiWordPiece:
+class WordPiece(NativeTokenizer):
     """The tokens of texts as a tokenizer of BERT's kind has them; other texts are its own."""
 
-    def __init__(self, handle: int, *, before: list[int], after: list[int]) -> None:
-        self._handle = handle
-        self._around = np.array([*before, *after], dtype=np.int32)
-        self._around_address: int = self._around.ctypes.data
-        self._before, self._after = len(before), len(after)
-        weakref.finalize(self, _library().millpond_wordpiece_free, handle)
-
     @classmethod
-    def of(cls, backend: Tokenizer, *, lower: bool, prefix: int, suffix: int) -> AsciiWordPiece | None:
+    def of(cls, backend: Tokenizer, *, lower: bool, prefix: int, suffix: int) -> WordPiece | None:
         """What does as ``backend`` does; ``None`` if that has another part or setting, or there are no kernels.
 
         Args:
@@ -46,92 +39,68 @@ class AsciiWordPiece:
             return None
         model = json.loads(backend.model.__getstate__())
         vocabulary, unknown = model["vocab"], model["vocab"].get(model["unk_token"])
-        added = [token.content for token in backend.get_added_tokens_decoder().values()]
+        added = list(backend.get_added_tokens_decoder().values())
         mark, most = model["continuing_subword_prefix"], model["max_input_chars_per_word"]
         if unknown is None or not mark or not 0 < most < _LONGEST_WORD:
             return None
-        if not all(content and content.isascii() and content.isprintable() and " " not in content for content in added):
+        if not all(_is_found(token, lower=lower) for token in added):
             return None
-        tokens = [(token, number) for token, number in vocabulary.items() if token.isascii()]
-        begins, continues = tokens, [(token[len(mark) :], n) for token, n in tokens if token.startswith(mark)]
+        begins = list(vocabulary.items())
+        continues = [(token[len(mark) :], number) for token, number in begins if token.startswith(mark)]
         listed = [*begins, *continues]
-        texts = [*(token for token, _ in listed), *map(str.lower, added)]
         ids = np.array([number for _, number in listed], dtype=np.int32)
-        ends = np.fromiter(accumulate(map(len, texts)), dtype=np.int64, count=len(texts))
-        folds = lower or bool(backend.normalizer is not None and backend.normalizer.lowercase)
-        handle = _library().millpond_wordpiece(
-            "".join(texts).encode(),
+        bytes_, ends = _joined([token.encode() for token, _ in listed], np.uint32)
+        added_bytes, added_ends = _joined([token.content.encode().lower() for token in added], np.int64)
+        probe = backend.encode("a").ids
+        around = np.array([*probe[:prefix], *probe[len(probe) - suffix :]], dtype=np.int32)
+        handle = native().millpond_wordpiece(
+            bytes_,
             ends.ctypes.data,
             ids.ctypes.data,
             len(begins),
             len(listed),
+            added_bytes,
+            added_ends.ctypes.data,
             len(added),
             most,
             unknown,
-            folds,
+            _options(backend, lower=lower),
+            around.ctypes.data,
+            prefix,
+            suffix,
         )
         if not handle:
             raise MemoryError
-        probe = backend.encode("a").ids
-        before, after = probe[:prefix], probe[len(probe) - suffix :]
-        made = cls(handle, before=before, after=after)
+        made = cls(handle, "wordpiece", around=len(around))
         same = all(
             ids is not None and ids.tolist() == backend.encode(fold(text) if lower else text).ids
             for text, ids in zip(_PROBES, made.split(_PROBES), strict=True)
         )
         return made if same else None
 
-    def one(self, text: str) -> npt.NDArray[np.int32] | None:
-        """As :meth:`split`, of one text."""
-        if not text.isascii():
-            return None
-        ids = np.empty(len(text) + len(self._around), dtype=np.int32)
-        end, count = ctypes.c_int64(len(text)), ctypes.c_int64()
-        _library().millpond_wordpiece_split(
-            self._handle,
-            text.encode(),
-            ctypes.addressof(end),
-            1,
-            self._around_address,
-            self._before,
-            self._after,
-            ids.ctypes.data,
-            ctypes.addressof(count),
-        )
-        return None if count.value < 0 else ids[: count.value]
 
-    def split(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32] | None]:
-        """int32 ``[tokens]`` of each text, special tokens included; ``None``: the tokenizer itself must split it."""
-        plain = [text if text.isascii() else "\0" for text in texts]  # a text with a control character is refused
-        joined = "".join(plain).encode()
-        ends = np.fromiter(accumulate(map(len, plain)), dtype=np.int64, count=len(plain))
-        ids = np.empty(len(joined) + len(plain) * len(self._around), dtype=np.int32)
-        counts = np.empty(len(plain), dtype=np.int64)
-        _library().millpond_wordpiece_split(
-            self._handle,
-            joined,
-            ends.ctypes.data,
-            len(plain),
-            self._around.ctypes.data,
-            self._before,
-            self._after,
-            ids.ctypes.data,
-            counts.ctypes.data,
-        )
-        sizes: list[int] = counts.tolist()
-        ids = ids[: int(counts.clip(min=0).sum())].copy()
-        found: list[npt.NDArray[np.int32] | None] = []
-        start = 0
-        for size in sizes:
-            found.append(None if size < 0 else ids[start : start + size])
-            start += max(0, size)
-        return found
+def _is_found(token: Any, *, lower: bool) -> bool:
+    """Whether an added token is where its bytes are in a text: what the normalizer does may make others."""
+    content = token.content
+    plain = content.isascii() and content.isprintable() and " " not in content
+    return bool(content) and (plain or not (lower or token.normalized))
 
 
-def _library() -> ctypes.CDLL:
-    loaded = portable()
-    assert loaded is not None
-    return loaded
+def _joined(tokens: Sequence[bytes], kind: type[np.integer[Any]]) -> tuple[bytes, npt.NDArray[Any]]:
+    """The tokens one after another, and where each ends."""
+    return b"".join(tokens), np.fromiter(accumulate(map(len, tokens)), dtype=kind, count=len(tokens))
+
+
+def _options(backend: Tokenizer, *, lower: bool) -> int:
+    """The options of wordpiece.cpp."""
+    normalizer: Any = backend.normalizer
+    clean, chinese, strip, folds = False, False, False, False
+    if normalizer is not None:
+        clean, chinese, folds = normalizer.clean_text, normalizer.handle_chinese_chars, normalizer.lowercase
+        strip = folds if normalizer.strip_accents is None else normalizer.strip_accents
+    loose = lower or any(token.normalized for token in backend.get_added_tokens_decoder().values())
+    flags = (clean, chinese, strip, folds, lower, loose, not knows_characters())
+    return sum(1 << place for place, flag in enumerate(flags) if flag)
 
 
 def _is_plain(backend: Tokenizer) -> bool:

@@ -16,6 +16,8 @@ from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadErr
 from millpond.tasks import ROLES, Role, Truncate
 
 _LOWER = Lowercase()
+# Gives the ids of those texts that it can split.
+Split = Callable[[Sequence[str]], Sequence[npt.NDArray[np.int32] | None]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,6 +72,7 @@ class ColbertEncoder:
         }
         self._texts = {role: text for role, (_, text) in markers.items()}
         self._backend = _without(backend, {token for token, _ in markers.values() if token is not None})
+        self._split: Split | None = None
         self._skipped = _skipped(late.skiplist, backend, unknown)
         self._fill = mask if mask is not None else end
         if late.expansion_token is not None:
@@ -105,10 +108,12 @@ class ColbertEncoder:
         longest = min(limits) if limits else None
         prompt = self._texts[role] + prompt
         encoded = []
-        for i, encoding in enumerate(self._encode([prompt + text for text in texts], offsets=align)):
-            ids = np.array(encoding.ids, dtype=np.int32)
-            ids = np.concatenate((ids[: self._prefix], self._markers[role], ids[self._prefix :]))
-            offsets = self._offsets(encoding, role) if align else None
+        prompted = [prompt + text for text in texts]
+        encodings = self._encode(prompted, offsets=True) if align else []
+        arrays = [_ids(encoding) for encoding in encodings] if align else self._arrays(prompted)
+        for i, own_ids in enumerate(arrays):
+            ids = np.concatenate((own_ids[: self._prefix], self._markers[role], own_ids[self._prefix :]))
+            offsets = self._offsets(encodings[i], role) if align else None
             cut = False
             if longest is not None and len(ids) > longest:
                 cut = True
@@ -130,6 +135,17 @@ class ColbertEncoder:
                 finished = replace(finished, offsets=np.pad(offsets, padding), prompt=prompt)
             encoded.append(finished)
         return encoded
+
+    def read_by(self, native: Callable[[Tokenizer], Split | None]) -> None:
+        """Split texts by what ``native`` makes of the tokenizer, which still reads those that it leaves."""
+        self._split = native(self._backend)
+
+    def _arrays(self, texts: list[str]) -> list[npt.NDArray[np.int32]]:
+        """int32 ``[tokens]`` of each text, uncut."""
+        found = self._split(texts) if self._split is not None else [None] * len(texts)
+        rest = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+        own = map(_ids, self._encode(rest, offsets=False) if rest else ())
+        return [next(own) if ids is None else ids for ids in found]
 
     def _encode(self, texts: list[str], *, offsets: bool) -> list[Encoding]:
         if self._lower:
@@ -189,6 +205,10 @@ class ColbertEncoder:
             text, prompt = _LOWER.normalize_str(text), _LOWER.normalize_str(prompt)
         offsets = self._backend.encode(text, add_special_tokens=False).offsets
         return next((i for i, (start, _) in enumerate(offsets) if start >= len(prompt)), len(offsets))
+
+
+def _ids(encoding: Encoding) -> npt.NDArray[np.int32]:
+    return np.array(encoding.ids, dtype=np.int32)
 
 
 def _split(marker: str, backend: Tokenizer) -> tuple[str | None, str]:
