@@ -15,6 +15,7 @@ import httpx
 import pytest
 from tests.server.wire import connect, replies, talk
 
+from millpond.engine.engine import submission_of
 from millpond.engine.tokenize import large_texts
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
 from tests.server.conftest import address_of, ask, running, serving, until
@@ -56,15 +57,15 @@ def test_a_client_that_leaves_while_its_call_is_checked_leaves_nothing_behind(
 ) -> None:
     """The preparing thread cannot be stopped; the call that it then queues is cancelled."""
     pond, entered, go = held(), threading.Event(), threading.Event()
-    engine = pond.engine
-    submit = type(engine).submit
+    submission = type(submission_of(pond.engine))
+    start = submission.start_here
 
     def slow(self: Any, *args: Any) -> Any:
         entered.set()
         assert go.wait(timeout=300)
-        return submit(self, *args)
+        return start(self, *args)
 
-    monkeypatch.setattr(type(engine), "submit", slow)
+    monkeypatch.setattr(submission, "start_here", slow)
     app = create_app(pond.models)
     with serving(app) as server:
         connection = send(address_of(server), b'{"input": ["a", "b"]}')

@@ -62,10 +62,11 @@ def late_chunks(
     )
     timer.tokenized(perf_counter() - begun)
     parts: dict[TokenIds, list[_Part]] = {}  # a call computes equal windows once, in this order
-    row = 0
+    row = read = 0
     for index, (text, tokenized) in enumerate(zip(texts, encoded, strict=True)):
         for piece, found in _pieces(text, tokenized, plan, index, row):
             parts.setdefault(piece, []).extend(found)
+            read += len(piece.ids)  # of equal ones, too, as everywhere
         row += len(text.spans)
     pieces = list(parts)
     rows = np.zeros((row, loaded.spec.hidden_size), dtype=np.float32)
@@ -75,12 +76,12 @@ def late_chunks(
             for part in parts[pieces[slot]]:
                 rows[part.row] = matrix[part.tokens - plan.first_kept].mean(axis=0, dtype=np.float64)
 
-    def assemble(outputs: list[TokenEmbeddingOutput]) -> TokenEmbeddingOutput:
+    def assemble(_outputs: list[TokenEmbeddingOutput]) -> TokenEmbeddingOutput:
         offsets = np.cumsum([0, *(len(text.spans) for text in texts)], dtype=np.int64)
         return TokenEmbeddingOutput(
             embeddings=Ragged(flat=matryoshka.cut(rows, plan.width, normalize=plan.normalize), offsets=offsets),
             truncated=np.zeros(len(texts), dtype=np.bool_),
-            usage=Usage(prompt_tokens=outputs[0].usage.prompt_tokens),
+            usage=Usage(prompt_tokens=read),
         )
 
     options = CallOptions(on_matrices=take, timer=timer)
