@@ -200,6 +200,18 @@ def test_the_second_stage_is_the_rerank_of_what_was_found(
     assert [row["retrieval_score"] for row in done.rows] == pytest.approx(retrieved, abs=1e-5)
 
 
+def test_a_second_stage_within_a_budget(search, docs: str, engine: Engine, caplog: pytest.LogCaptureFixture):
+    words = ["--rerank", "cross", "-k", 3, *FLOAT32, "--budget-ms"]
+    none = search(docs, QUESTION, *words, 1e-9, *JSONL).rows
+    assert [row["id"] for row in none] == [hit.id for hit in found(docs, engine, k=3)]
+    assert [row["score"] for row in none] == [None] * 3 and [row["rank"] for row in none] == [1, 2, 3]
+    assert search(docs, QUESTION, *words, 1e-9).out.split("\t")[2] == "-"
+    assert search(docs, QUESTION, *words, 1e-9, "--threshold", 0).out == ""
+    assert "no hit was scored within --budget-ms 1e-09" in caplog.text
+    every = search(docs, QUESTION, "--rerank", "cross", *FLOAT32, *JSONL).rows
+    assert search(docs, QUESTION, "--rerank", "cross", *FLOAT32, "--budget-ms", 3600000, *JSONL).rows == every
+
+
 @pytest.mark.parametrize("kind", EMBEDDED[:2])
 def test_sparse_vectors_are_fused_if_the_collection_has_them(
     search, folder: Path, engine: Engine, engine_of: Callable[..., Engine], kind: str, tmp_path: Path
@@ -338,6 +350,8 @@ def test_an_empty_collection_says_so_and_nothing_is_written(search, engine: Engi
         (["--dimensions", "32"], "holds the widths [16, 48], not [32]"),
         (["--hybrid"], "holds no sparse vectors; leave --hybrid out"),
         (["--method", "maxsim"], "name --rerank, too"),
+        (["--budget-ms", "9"], "name --rerank, too"),
+        (["--rerank", "cross", "--budget-ms", "-9"], "--budget-ms=-9.0 must be a positive"),
         (["--rerank", "cross", "--method", "maxsim"], "--method='maxsim'"),
         (["--threshold", "nan"], "nan is not a score"),
         (["--sink", "speed=1"], "this sink has no option 'speed'"),

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypedDict
 from millpond.engine.composite.scoring import pair_up
 from millpond.engine.composite.timed_ranking import TimeBudget
 from millpond.engine.input import validate
-from millpond.errors import InvalidRequestError
 from millpond.tasks import Activation, Aggregation, OutputDtype, Role, ScoreMethod, Task, Truncate
 from millpond.values.inputs import Pair, rerank_pairs
 from millpond.values.outputs import (
@@ -382,15 +381,10 @@ class TaskMethods(ABC):
         begun = perf_counter()
         pairs = rerank_pairs(query, documents, top_n)
         params = _params(activation=activation, instruction=instruction, truncate=truncate)
-        if budget_ms is not None:
-            budget = TimeBudget.of(budget_ms, documents=len(pairs), top_n=top_n, first_scores=first_scores, begun=begun)
+        budget = TimeBudget.of(budget_ms, documents=len(pairs), top_n=top_n, first_scores=first_scores, begun=begun)
+        if budget is not None:
             timed: RerankOutput = self._rank_timed(pairs, params, method, budget, show_progress)
             return timed
-        if first_scores is not None:
-            raise InvalidRequestError(
-                "first_scores decides which documents are scored within budget_ms, and all are scored without it; "
-                "pass budget_ms, or leave first_scores out"
-            )
 
         def finish(scored: ScoreOutput) -> RerankOutput:
             texts = [pair.document for pair in pairs]

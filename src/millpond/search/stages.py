@@ -40,6 +40,7 @@ class StagePlan:
     candidates: int | None = None  # results that the stage before the last keeps
     method: ScoreMethod = "auto"  # how the second stage scores
     instruction: str | None = None  # of an LLM reranker
+    budget_ms: float | None = None  # most milliseconds of the second stage; the search's best hits come first
     model: str | None = None  # the model of the collection, if it is elsewhere now
     sparse_model: str | None = None  # that of its sparse vectors
 
@@ -49,7 +50,7 @@ class RankedHit:
     """A hit of the last stage."""
 
     hit: Hit  # what the database found, with the score of the search
-    score: float  # the score by which it is ranked: the reranker's, or that of the search
+    score: float  # the score by which it is ranked: the reranker's (NaN: no time for it), or that of the search
     retrieval_rank: int  # its rank in the search, from 1
 
 
@@ -184,9 +185,24 @@ def rank_again(engine: Engine | None, question: str, hits: Sequence[Hit], plan: 
     log = logging.getLogger("millpond.engine.schedule.truncation")
     log.disabled, before = True, log.disabled  # whoever stored the texts was told so, and of the same ones
     try:
-        results = engine.rerank(question, [hit.text for hit in hits], method=plan.method, instruction=plan.instruction)
+        results = engine.rerank(
+            question,
+            [hit.text for hit in hits],
+            method=plan.method,
+            instruction=plan.instruction,
+            **_limits(hits, plan),
+        )
     finally:
         log.disabled = before
     return [
         RankedHit(hit=hits[each.index], score=each.relevance_score, retrieval_rank=each.index + 1) for each in results
     ]
+
+
+def _limits(hits: Sequence[Hit], plan: StagePlan) -> dict[str, Any]:
+    """What ends a second stage before it has scored every hit, and in which order it scores them."""
+    if plan.budget_ms is None:
+        return {}
+    whole = plan.per_record or plan.expand is not None  # then nobody knows how many hits make `k` records
+    top_n = len(hits) if whole else min(plan.k, len(hits))
+    return {"budget_ms": plan.budget_ms, "top_n": top_n, "first_scores": [hit.score for hit in hits]}

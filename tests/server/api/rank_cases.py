@@ -110,7 +110,7 @@ def timed(model: str, path: str, budget: float, **body: Any) -> Case:
 
     def expected(engines: Engines) -> Any:
         method = "cosine" if model == "embedder" else "auto"
-        output = engines[model].rerank(QUERY, DOCUMENTS, method=method, budget_ms=budget)
+        output = engines[model].rerank(QUERY, DOCUMENTS, method=method, budget_ms=budget, **body)
         scores = [each.relevance_score if each.scored else 0.0 for each in output]
         results = [
             {"index": each.index, "relevance_score": score, "scored": each.scored}
@@ -125,7 +125,14 @@ def timed(model: str, path: str, budget: float, **body: Any) -> Case:
 
     return Case(
         path=path,
-        body={"model": model, "query": QUERY, "documents": DOCUMENTS, "return_documents": False, "budget_ms": budget},
+        body={
+            "model": model,
+            "query": QUERY,
+            "documents": DOCUMENTS,
+            "return_documents": False,
+            "budget_ms": budget,
+            **body,
+        },
         same=expected,
     )
 
@@ -167,6 +174,7 @@ RERANK = [
     tei("colbert", "maxsim", {}),
     *(timed(model, "/rerank", 3.6e6) for model in ("cross_encoder", "colbert", "embedder", "llm_reranker")),
     *(timed(model, "/v2/rerank", 1e-9) for model in ("cross_encoder", "embedder")),
+    timed("cross_encoder", "/rerank", 1e-9, first_scores=list(range(len(DOCUMENTS)))),
     Case(
         path="/rerank?model=cross_encoder",
         body={"query": QUERY, "texts": ["a pond", "a mill"], "budget_ms": 1e-9},
@@ -227,6 +235,8 @@ RERANK = [
             ({"query": QUERY, "documents": [LONG], "max_tokens_per_doc": 4096}, "max_tokens_per_doc"),
             ({"query": QUERY, "documents": ["a"], "budget_ms": 0}, "greater than 0", "budget_ms"),
             ({"query": QUERY, "documents": ["a"], "budget_ms": "9"}, "valid number", "budget_ms"),
+            ({"query": QUERY, "documents": ["a"], "first_scores": [1.0]}, "^first_scores decides which"),
+            ({"query": QUERY, "documents": ["a"], "first_scores": [], "budget_ms": 9}, "pass one score for each"),
             ({"query": QUERY, "documents": [], "budget_ms": 9}, "At least one text_pair element must be given"),
             ({"query": QUERY, "documents": ["a"], "budget_ms": 9, "method": "maxsim"}, "^method='maxsim' compares"),
             ({"query": QUERY, "texts": ["a", LONG], "truncate": False, "budget_ms": 3600000}, "at index 1"),

@@ -107,7 +107,9 @@ Method = Annotated[
 BudgetMs = Annotated[
     float | None,
     typer.Option(
-        "--budget-ms", help="Most milliseconds to score in, in the order of the documents.", show_default="no limit"
+        "--budget-ms",
+        help="Most milliseconds in which a reranker scores a question's documents, the first ones first.",
+        show_default="no limit",
     ),
 ]
 Instruction = Annotated[

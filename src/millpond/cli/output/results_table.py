@@ -101,7 +101,7 @@ def print_json(answer: Answer) -> None:
             "query": answer.query,
             "rank": rank,
             "id": ranked.hit.id,
-            "score": ranked.score,
+            "score": None if math.isnan(ranked.score) else ranked.score,
             **(retrieval if answer.reranked else {}),
             "text": ranked.hit.text,
             "metadata": dict(ranked.hit.metadata),
@@ -122,7 +122,7 @@ def print_answer(answer: Answer, *, title: str, chunked: bool, console: Console)
     for rank, ranked in enumerate(answer.hits, start=1):
         hit = ranked.hit
         metadata = json.dumps(dict(hit.metadata), ensure_ascii=False)
-        cells = [answer.query_id, str(rank), f"{ranked.score:.6g}", hit.id, hit.text, metadata]
+        cells = [answer.query_id, str(rank), _number(ranked.score, ".6g"), hit.id, hit.text, metadata]
         print(*map(one_line, cells), sep="\t")
 
 

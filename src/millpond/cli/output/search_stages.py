@@ -57,6 +57,7 @@ class StageOptions(StagePlan):
     )
     method: options.Method = "auto"
     instruction: options.Instruction = None
+    budget_ms: options.BudgetMs = None
     model: options.StoredModel = None
     sparse_model: options.SparseModel = None
 
@@ -68,7 +69,11 @@ class StageOptions(StagePlan):
             raise typer.BadParameter(f"{self.threshold} is not a score", param_hint="--threshold")
         if self.rerank is not None and not self.rerank.strip():
             raise typer.BadParameter("it is blank; name a model, or write self", param_hint="--rerank")
-        for name, given in (("--method", self.method != "auto"), ("--instruction", self.instruction is not None)):
+        for name, given in (
+            ("--method", self.method != "auto"),
+            ("--instruction", self.instruction is not None),
+            ("--budget-ms", self.budget_ms is not None),
+        ):
             if given and self.rerank is None:
                 raise typer.BadParameter("it is an option of the second stage; name --rerank, too", param_hint=name)
 
@@ -86,12 +91,16 @@ def title_of(stages: SearchStages) -> str:
     if stages.rerank_engine is not None:
         spec = stages.rerank_engine.spec
         title += f", then by {score_name(spec, stages.plan.method)} ({stored_name(spec)})"
+    if stages.plan.budget_ms is not None:
+        title += f" within {stages.plan.budget_ms:g} ms"
     return title
 
 
 def why_none(stages: SearchStages, answer: Answer) -> str:
     """Why there is nothing to print."""
     where = f"question {answer.query_id}: "
+    if answer.best is not None and math.isnan(answer.best):
+        return f"{where}no hit was scored within --budget-ms {stages.plan.budget_ms:g}, so none reaches --threshold"
     if answer.best is not None:
         return f"{where}no score reaches --threshold {stages.plan.threshold:g}; the best is {answer.best:.4g}"
     if stages.filter:

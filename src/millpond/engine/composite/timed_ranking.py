@@ -44,14 +44,24 @@ class TimeBudget:
     @classmethod
     def of(
         cls,
-        budget_ms: float,
+        budget_ms: float | None,
         *,
         documents: int,
         top_n: int | None,
         first_scores: Sequence[float] | None = None,
         begun: float,
-    ) -> Self:
-        """The budget of a call, whose documents are in the order of a first stage if it names no scores."""
+    ) -> Self | None:
+        """The budget of a call, whose documents are in the order of a first stage if it names no scores.
+
+        ``None`` without ``budget_ms``.
+        """
+        if budget_ms is None:
+            if first_scores is not None:
+                raise InvalidRequestError(
+                    "first_scores decides which documents are scored within budget_ms, and all are scored without it; "
+                    "pass budget_ms, or leave first_scores out"
+                )
+            return None
         if isinstance(budget_ms, bool) or not isinstance(budget_ms, Real) or not 0 < float(budget_ms) < math.inf:
             raise InvalidRequestError(
                 f"budget_ms={budget_ms!r} must be a positive, finite number of milliseconds; leave it out to score "

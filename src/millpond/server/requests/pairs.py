@@ -137,14 +137,26 @@ class Scoring:
         documents: Sequence[str],
         *,
         top_n: int | None,
-        budget_ms: float,
+        budget_ms: float | None = None,
+        first_scores: Sequence[float] | None = None,
     ) -> RerankOutput:
-        """The ranking within a budget that began when the request arrived; the order of the documents is the first."""
+        """The ranking, within a budget that began when the request arrived if there is one."""
         if not documents:
             raise RequestError("At least one text_pair element must be given")
         check_count(request, len(documents), field="documents")
-        request.state.texts = len(documents)
-        budget = TimeBudget.of(budget_ms, documents=len(documents), top_n=top_n, begun=calls.arrived(request))
+        count, begun = len(documents), calls.arrived(request)
+        budget = TimeBudget.of(budget_ms, documents=count, top_n=top_n, first_scores=first_scores, begun=begun)
+        if budget is None:
+            scored = await self.run(request, model, [query], documents)
+            return RerankOutput.ranked(
+                scored.scores,
+                documents,
+                top_n=top_n,
+                method=scored.method,
+                truncated=scored.truncated,
+                usage=scored.usage,
+            )
+        request.state.texts = count
         pairs = [Pair(query, document) for document in documents]
         method: ScoreMethod = self.method
         if method == "auto" and model.engine.spec.score_type == "bi-encoder":
@@ -168,7 +180,7 @@ class Scoring:
                 ranking.cut_off()
             finally:
                 submission.turns.leave(turn)
-        request.state.texts = len(documents)
+        request.state.texts = count
         return ranking.output()
 
     def _params(self, model: ServedModel) -> PoolingParams:

@@ -17,7 +17,6 @@ from millpond.server.requests.pairs import BUDGET, BudgetMs, PairRequest, Scorin
 from millpond.server.responses import encoding
 from millpond.server.responses.encoding import repeatable
 from millpond.server.responses.response_fields import UsageInfo, cohere_meta, envelope, usage
-from millpond.server.served.models import ServedModel
 from millpond.server.state import named_model
 from millpond.tasks import ScoreMeasure, Stop
 from millpond.values.outputs import RerankOutput
@@ -41,6 +40,11 @@ class RerankRequest(PairRequest):
         None, description="Fields of document objects to read, in this order; by default text."
     )
     budget_ms: BudgetMs | None = Field(None, description=BUDGET)
+    first_scores: list[float] | None = Field(
+        None,
+        description="With budget_ms: a number for each document, such as its score in a search; the documents are "
+        "scored in the order of these, highest first.",
+    )
 
 
 class RankedDocument(BaseModel):
@@ -141,7 +145,8 @@ async def _cohere(request: Request, body: RerankRequest, *, version: str) -> Res
     texts = [_text_of(document, i, body.rank_fields) for i, document in enumerate(sent)]
     scoring = Scoring.of(body, request, model, truncate=version == "2")
     (query,), timed = read_texts(body.query, "query"), body.budget_ms is not None
-    output = await _ranked(scoring, request, model, query, texts, top_n=body.top_n, budget_ms=body.budget_ms)
+    limits: dict[str, Any] = {"top_n": body.top_n or None, "budget_ms": body.budget_ms}
+    output = await scoring.rank(request, model, query, texts, **limits, first_scores=body.first_scores)
     results = []
     for each, score in zip(output, _scores(output), strict=True):
         result: dict[str, Any] = {"index": each.index, "relevance_score": score}
@@ -172,7 +177,7 @@ async def _tei(request: Request, body: TeiRerankRequest) -> Response:
         activation=False if body.raw_scores else "sigmoid",
         method=body.method or "auto",
     )
-    output = await _ranked(scoring, request, model, body.query, body.texts, top_n=None, budget_ms=body.budget_ms)
+    output = await scoring.rank(request, model, body.query, body.texts, top_n=None, budget_ms=body.budget_ms)
     ranked = []
     for each, score in zip(output, _scores(output), strict=True):
         result: dict[str, Any] = {"index": each.index, "score": score}
@@ -182,29 +187,6 @@ async def _tei(request: Request, body: TeiRerankRequest) -> Response:
             result["method"] = output.method
         ranked.append({**result, "text": each.document} if body.return_text else result)
     return await encoding.json_response(ranked)
-
-
-async def _ranked(
-    scoring: Scoring,
-    request: Request,
-    model: ServedModel,
-    query: str,
-    texts: Sequence[str],
-    *,
-    top_n: int | None,
-    budget_ms: float | None,
-) -> RerankOutput:
-    if budget_ms is not None:
-        return await scoring.rank(request, model, query, texts, top_n=top_n or None, budget_ms=budget_ms)
-    output = await scoring.run(request, model, [query], texts)
-    return RerankOutput.ranked(
-        output.scores,
-        texts,
-        top_n=top_n or None,
-        method=output.method,
-        truncated=output.truncated,
-        usage=output.usage,
-    )
 
 
 def _scores(output: RerankOutput) -> list[float]:
