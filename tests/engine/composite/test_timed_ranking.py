@@ -169,7 +169,7 @@ def test_turns_go_round():
     assert last.done()
 
 
-@pytest.mark.parametrize("wrong", [0, -5, float("nan"), float("inf"), True, "50", None])
+@pytest.mark.parametrize("wrong", [0, -5, float("nan"), float("inf"), True, "50"])
 def test_a_budget_is_a_positive_number(wrong: Any):
     with pytest.raises(
         InvalidRequestError, match=r"^budget_ms=.* must be a positive, finite number of milliseconds; lea"
