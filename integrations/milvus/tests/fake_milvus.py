@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -249,6 +249,11 @@ def serving(fake: FakeMilvus, *, port: int = 0, credentials: Any = None) -> Iter
     address = f"127.0.0.1:{port}"
     bound = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     fake.url = f"{'http' if credentials is None else 'https'}://127.0.0.1:{bound}"
+    # The client keeps schemas by address for the whole process, and an earlier fake may have had this port.
+    with suppress(ImportError):  # pymilvus 2.6 keeps them elsewhere
+        from pymilvus.client.cache import GlobalCache
+
+        GlobalCache._reset_for_testing()
     server.start()
     try:
         yield server
