@@ -1,13 +1,14 @@
 """A collection is kept equal to a file of JSONL that grows, is cut, rotated or replaced."""
 
 import json
+import logging
 import os
 
 import pytest
 from tests.ingest.crashes import memory
 from tests.ingest.watching import watching
 
-from millpond.errors import InvalidRequestError, SourceNotFoundError
+from millpond.errors import InvalidRequestError, SinkError, SourceNotFoundError
 from millpond.ingest.sources.rows import Columns
 from millpond.ingest.watch.open_source import open_source
 
@@ -111,6 +112,39 @@ def test_the_next_watcher_reads_all_and_writes_what_is_new(path, engine, tmp_pat
     path.write_text(line(0) + line(1, "new") + line(2) + line(3))
     with watching(path, engine, tmp_path / "j", client) as watcher:
         assert watcher.texts == {**rows(0, 2, 3), "r1": "new 1"} and watcher.written == ["r1"]
+
+
+class _Writer(logging.Handler):
+    """Writes a file when the watcher has found it empty."""
+
+    def __init__(self, path, text):
+        super().__init__()
+        self._path, self._text = path, text
+
+    def emit(self, record):
+        if "reading the source again when it changes" in record.getMessage():
+            self._path.write_text(self._text)
+
+
+@pytest.mark.parametrize("poll", [None, 0.1], ids=["notices", "poll"])
+def test_a_file_that_is_empty_at_the_start_since_somebody_writes_it_anew_is_read_again(path, engine, tmp_path, poll):
+    client = memory()
+    with watching(path, engine, tmp_path / "j", client):
+        pass
+    writer, logger = _Writer(path, path.read_text()), logging.getLogger("millpond.ingest.watch.watcher")
+    path.write_text("")
+    logger.addHandler(writer)
+    try:
+        with watching(path, engine, tmp_path / "j", client, poll=poll, grace=20 if poll is None else 0.2) as watcher:
+            assert watcher.texts == rows(*range(5)) and not watcher.written
+    finally:
+        logger.removeHandler(writer)
+    path.write_text("")
+    with (
+        pytest.raises(SinkError, match="5 of the 5 rows"),
+        watching(path, engine, tmp_path / "j", client, poll=poll, grace=0.1),
+    ):
+        pass
 
 
 def test_names_of_keys_are_those_of_ingest(tmp_path, engine):

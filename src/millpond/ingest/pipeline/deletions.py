@@ -22,6 +22,11 @@ from millpond.support.cached_property import cached_property
 
 logger = logging.getLogger(__name__)
 
+
+class DeletionsRefusedError(SinkError):
+    """A run would delete more rows than it may, and has deleted none."""
+
+
 _IDS_PER_SELECT = 500
 _PAGE = 1024
 _SCANNED_ROWS = 512
@@ -108,7 +113,7 @@ class Deletions:
         """Delete the rows, once the source was read to its end and everything else is written.
 
         Raises:
-            SinkError: They are more than the run may delete, and all of them stay.
+            DeletionsRefusedError: They are more than the run may delete, and all of them stay.
         """
         if not (self._used or self._sync):
             return
@@ -154,7 +159,7 @@ class Deletions:
             requests.send(partial(sink.delete, ids))
 
     def _find_rows(self, sink: Reads, requests: RetryingWriter, kept: int) -> None:
-        """Note the rows to delete; raises SinkError if they are too many."""
+        """Note the rows to delete; raises DeletionsRefusedError if they are too many."""
         for page in self._blank():
             requests.send(partial(self._note_blank_rows, sink, page))
         own: int | None = None
@@ -186,12 +191,12 @@ class Deletions:
         when = "" if self._held is None else " before syncs that did not end well"
         would = f"the run would delete {rows} of the {total} rows that the collection held{when} ({why})"
         if not kept:
-            raise SinkError(
+            raise DeletionsRefusedError(
                 f"{would}, though no record of the source was stored or is unchanged; nothing was deleted. If they are "
                 "to go, delete them by sink.delete in Python"
             )
         if rows > self._share * total and self._share < 1:
-            raise SinkError(
+            raise DeletionsRefusedError(
                 f"{would}, and sync_max={self._share:g} allows {int(self._share * total)}; nothing was deleted, and "
                 "everything else is written. If they are to go, run again with a larger sync_max, up to 1"
             )

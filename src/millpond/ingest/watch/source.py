@@ -74,13 +74,13 @@ class Waker(StopRequest):
         self.wake()
         super().interrupt()
 
-    def wait_for(self, seconds: float | None) -> None:
-        """Wait so long, or for ever."""
-        if not self.is_set():
-            select.select([self._read], [], [], seconds)
+    def wait_for(self, seconds: float | None) -> bool:
+        """Wait so long, or for ever; returns whether something woke it."""
+        woken = self.is_set() or bool(select.select([self._read], [], [], seconds)[0])
         with suppress(BlockingIOError):
             while os.read(self._read, 1 << 12):
                 pass
+        return woken
 
     def close(self) -> None:
         """Close the pipe."""

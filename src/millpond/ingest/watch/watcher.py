@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from millpond.errors import IndexLockedError, JournalError, SinkUnavailableError
 from millpond.ingest.arguments import check_engine
-from millpond.ingest.pipeline.deletions import check_share
+from millpond.ingest.pipeline.deletions import DeletionsRefusedError, check_share
 from millpond.ingest.pipeline.options import RunOptions
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sinks.protocol import Sink
 from millpond.ingest.sources.files.file_records import MARK
+from millpond.ingest.telemetry.report import IngestReport
 from millpond.ingest.watch.collection import WatchedCollection
 from millpond.ingest.watch.metrics import serving
 from millpond.ingest.watch.source import Changes, Waker, WatchedSource
@@ -69,7 +70,7 @@ class Watcher:
         self._state.oldest = self._oldest
         self._source.start(self._stop.wake)
         try:
-            report = self._collection.fill(self._source.full())
+            report = self._fill()
             self._begun = None
             if report.stopped:
                 return
@@ -97,6 +98,19 @@ class Watcher:
                     wait = min(2 * wait, _LONGEST_WAIT)
         finally:
             self._source.stop()
+
+    def _fill(self) -> IngestReport:
+        """The first pass. What seems to be gone may only be on its way: a file is empty while it is written anew."""
+        rested = False
+        while True:
+            try:
+                return self._collection.fill(self._source.full())
+            except DeletionsRefusedError as error:
+                if rested or self._stop.is_set():
+                    raise
+                self._state.note_error(str(error))
+                logger.warning("%s; reading the source again when it changes, or after %g s", error, self._grace)
+                rested = not self._stop.wait_for(self._grace)
 
     def _take(self, changes: Changes) -> None:
         """Write what changed, and note what is gone."""
@@ -197,7 +211,7 @@ def watch(
     Raises:
         InvalidRequestError: The source, a width or an option is not valid.
         JournalError: Another watcher has the collection, or the journal cannot be used.
-        SinkError: The database refuses a request, or the first pass would delete too much.
+        SinkError: The database refuses a request, or the first pass would delete too much of a source that rests.
     """
     check_engine(engine)
     check_share(options.sync_max)
