@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from millpond.cache.recent_rows import RecentRows
 from millpond.cache.sqlitefile import SqliteFile, is_damage, pragma
 from millpond.errors import CacheError, InvalidRequestError
 
@@ -33,6 +34,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 _TABLES = ("rows", "uses")
 _SELECT_ROWS = "SELECT key, id, meta, checksum, value FROM rows WHERE id"
 _ROWS_PER_CHECK = 1024
+# Rows of reads of at most so many keys are held in memory, up to so many bytes: 8,600 vectors of 384 floats.
+_FEW, _RECENT_BYTES = 16, 16 << 20
 _MAX_PENDING_USES = 1 << 15  # uses held in memory before they are written
 
 
@@ -43,10 +46,7 @@ class BlobStore:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: int | None) -> None:
-        if max_bytes is not None and max_bytes < SMALLEST_LIMIT:
-            raise InvalidRequestError(
-                f"max_bytes={max_bytes} is less than a cache can keep to ({SMALLEST_LIMIT}); give it more, or None"
-            )
+        check_limit(max_bytes, SMALLEST_LIMIT)
         try:
             self.path = Path(path).expanduser().absolute()
         except RuntimeError as error:  # the home of a user that does not exist
@@ -56,12 +56,38 @@ class BlobStore:
         self._file = SqliteFile(self.path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
         self._uses_lock = threading.Lock()
         self._pending_uses: set[int] = set()  # ids
+        self._recent = RecentRows(_RECENT_BYTES)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of rows that are held in memory, too."""
+        return self._recent.size()[1]
 
     def read(self, keys: Sequence[bytes]) -> tuple[list[tuple[Any, ...]], int]:
         """The rows (key, id, meta, checksum, value) of ``keys`` (distinct), in any order, and how many are damaged.
 
         Damaged ones are left out. If a page of the file cannot be read, all are, and every key counts as damaged.
+        What was asked for a few keys at a time, as questions are, is held in memory.
         """
+        few, changes = len(keys) <= _FEW, self._recent.changes
+        intact = self._recent.find(keys) if few else []
+        if intact:
+            held = {row[0] for row in intact}
+            keys = [key for key in keys if key not in held]
+        damaged = 0
+        if keys:
+            found, damaged = self._read_file(keys)
+            if few and found:
+                self._recent.keep(found, changes=changes)
+            intact += found
+        if self._max_bytes is not None:
+            with self._uses_lock:
+                self._pending_uses.update(row[1] for row in intact)
+            if len(self._pending_uses) >= _MAX_PENDING_USES:
+                self._flush_uses()
+        return intact, damaged
+
+    def _read_file(self, keys: Sequence[bytes]) -> tuple[list[tuple[Any, ...]], int]:
         try:
             with self._file.connection() as connection:
                 rows = _select(connection, "key, id, meta, checksum, value", keys)
@@ -70,11 +96,6 @@ class BlobStore:
                 raise
             return [], len(keys)
         intact = rows if _all_intact(rows) else [row for row in rows if _all_intact([row])]
-        if self._max_bytes is not None:
-            with self._uses_lock:
-                self._pending_uses.update(row[1] for row in intact)
-            if len(self._pending_uses) >= _MAX_PENDING_USES:
-                self._flush_uses()
         return intact, len(rows) - len(intact)
 
     def write(self, values: Mapping[bytes, tuple[int, bytes | memoryview]]) -> None:
@@ -114,6 +135,7 @@ class BlobStore:
                 evicted += len(removed)
                 if not removed:
                     break
+        self._recent.drop(values)
         with self._uses_lock:
             self.evicted += evicted
 
@@ -160,6 +182,7 @@ class BlobStore:
             connection.execute("DELETE FROM uses")
             with self._uses_lock:
                 self._pending_uses.clear()
+        self._recent.clear()
         with self._file.connection() as connection:
             connection.execute("VACUUM")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -168,6 +191,7 @@ class BlobStore:
         """Write the uses held in memory and close the file. Later calls raise, except ``close``."""
         self._flush_uses()
         self._file.close()
+        self._recent.clear()
 
     def _write_uses(self, connection: sqlite3.Connection) -> int:
         """Write the uses held in memory with a new tick, and return it. Ticks order uses across processes."""
@@ -182,6 +206,14 @@ class BlobStore:
         if self._pending_uses:
             with suppress(CacheError), self._file.transaction(wait=False) as connection:
                 self._write_uses(connection)
+
+
+def check_limit(max_bytes: int | None, least: int) -> None:
+    """Raise InvalidRequestError for a limit that is too small."""
+    if max_bytes is not None and max_bytes < least:
+        raise InvalidRequestError(
+            f"max_bytes={max_bytes} is less than a cache can keep to ({least}); give it more, or None"
+        )
 
 
 def checksum(key: bytes, meta: int, value: bytes | memoryview) -> int:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from millpond.cache.blob_store import KEYS_PER_SELECT, BlobStore
 from millpond.cache.errors import CacheFileError
+from millpond.cache.memory_store import MEMORY, MemoryStore
 from millpond.cache.sqlitefile import is_damage
 from millpond.errors import CacheError, InvalidRequestError
 from millpond.support.progress import draw_bar
@@ -54,6 +55,7 @@ class CacheStats:
     damaged: int = 0  # vectors in the file that `get` could not read whole, and counted as misses
     unwritten: int = 0  # vectors that `put` could not store
     write_error: str | None = None  # why the last of them could not be stored; None if all were
+    memory: int = 0  # bytes of the vectors that this object holds in memory beside the file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,9 @@ class VectorCache:
     ``write_error``; every ``put`` tries again. An engine goes on without storing. A file that is deleted or replaced
     while it is open is created, or opened, again.
 
+    Vectors that are asked for a few at a time, as questions are, stay in memory, up to 16 MiB; ``put`` and ``clear`` of
+    this object remove them there. Another process that clears the file, or deletes it, does not.
+
     With ``max_bytes``, the least recently used vectors are evicted for new ones. Uses are held in memory and written
     with the next ``put``, after 32768 of them, or by ``close``, so other processes see them late. An object without a
     limit records no uses.
@@ -97,7 +102,8 @@ class VectorCache:
 
         Args:
             path: The file, on a local disk; sqlite keeps ``-wal`` and ``-shm`` files next to it while it is open.
-            max_bytes: Limit for the bytes of the file in use; None: no limit.
+                ``":memory:"`` for a cache of this object alone, without a file.
+            max_bytes: Limit for the bytes of the file in use; None: no limit, and 64 MiB in memory.
 
         Raises:
             CacheError: ``path`` is no cache, is damaged, has a newer schema, cannot be opened, or its folder does not
@@ -105,7 +111,8 @@ class VectorCache:
             InvalidRequestError: ``max_bytes`` is too small to hold anything.
         """
         self._max_bytes = max_bytes
-        self._file = BlobStore(path, max_bytes=max_bytes)
+        in_memory = os.fspath(path) == MEMORY
+        self._file = MemoryStore(max_bytes=max_bytes) if in_memory else BlobStore(path, max_bytes=max_bytes)
         self._counters_lock = threading.Lock()
         self._counts = dict.fromkeys(("hits", "misses", "written", "damaged", "unwritten"), 0)
         self._write_error: str | None = None
@@ -267,7 +274,8 @@ class VectorCache:
         rows, size, _ = self._file.size()
         with self._counters_lock:
             evicted, error = self._file.evicted, self._write_error
-            return CacheStats(rows=rows, bytes=size, evicted=evicted, write_error=error, **self._counts)
+            memory = self._file.memory
+            return CacheStats(rows=rows, bytes=size, evicted=evicted, write_error=error, memory=memory, **self._counts)
 
     def check(self, *, show_progress: bool = False) -> CacheCheck:
         """Read the whole file: its structure, and every vector against its checksum.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ NAMESPACE = uuid.UUID("c4e431ac-b6db-43ba-8435-74c9cee587c4")
 MAX_ID_BYTES = 4096
 
 _NAMESPACE_BYTES = NAMESPACE.bytes
+_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 _CONTENT_CHARS = 1 << 20  # of a line that held no record: most are kept whole, so that they can be taken again
 
 
@@ -89,11 +90,18 @@ def point_id(record_id: str, chunk: int = 0) -> str:
     check_str("record_id", record_id)
     if type(chunk) is not int or chunk:
         check_int("chunk", chunk, 0)
-    name = record_id if chunk == 0 else f"{record_id}\0{chunk}"
-    # As str(uuid.uuid5(NAMESPACE, name)), in a third of its time.
+    return _uuid5(record_id if chunk == 0 else f"{record_id}\0{chunk}")
+
+
+def point_ids(records: Iterable[Record]) -> list[str]:
+    """:func:`point_id` of records, whose ids and numbers are known to be valid."""
+    return [_uuid5(each.id if each.chunk == 0 else f"{each.id}\0{each.chunk}") for each in records]
+
+
+def _uuid5(name: str) -> str:
+    """As ``str(uuid.uuid5(NAMESPACE, name))``, in a quarter of its time."""
     digest = hashlib.sha1(_NAMESPACE_BYTES + name.encode(), usedforsecurity=False).hexdigest()
-    variant = "89ab"[int(digest[16], 16) & 3]
-    return f"{digest[:8]}-{digest[8:12]}-5{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:32]}"
+    return f"{digest[:8]}-{digest[8:12]}-5{digest[13:16]}-{_VARIANT[digest[16]]}{digest[17:20]}-{digest[20:32]}"
 
 
 def content_hash(text: str) -> str:

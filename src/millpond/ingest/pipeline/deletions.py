@@ -60,12 +60,19 @@ class Deletions:
     """
 
     def __init__(
-        self, *, sync: bool = False, share: float = 0.5, rows_before: int | None = None, held: int | None = None
+        self,
+        *,
+        sync: bool = False,
+        share: float = 0.5,
+        rows_before: int | None = None,
+        held: int | None = None,
+        possible: bool = True,
     ) -> None:
         self._sync = sync
         self._share = share
         self._before = rows_before  # rows of the collection when the run began; `None` if they cannot be counted
         self._held = held  # rows before earlier syncs that did not end well; `None` without one
+        self._possible = possible  # whether the sink can delete
         self.synced = False
         self._nameless = 0  # lines of the source that hold no record, and whose id is not known
         self._unread: set[str] = set()  # files that could not be read: the ids of their records begin so
@@ -88,6 +95,8 @@ class Deletions:
 
     def note(self, blank: Sequence[PlannedRecord], texts: Sequence[Record]) -> None:
         """Records whose text is blank, and others, which may have been blank earlier in the source."""
+        if not self._possible:
+            return
         pieces = [record for record in texts if record.chunk]
         if self._before is None:
             self._see(record_key(record) for record in texts)

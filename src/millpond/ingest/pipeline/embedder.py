@@ -23,7 +23,7 @@ from millpond.errors import (
     ModelLoadError,
 )
 from millpond.ingest.chunking import Context, text_span
-from millpond.ingest.record import Record, point_id
+from millpond.ingest.record import Record, point_ids
 from millpond.ingest.sinks.batch import FloatArray, WriteBatch, storable
 from millpond.ingest.telemetry.trace import RunTrace
 from millpond.tasks import Task
@@ -58,7 +58,8 @@ class PlannedRecord(NamedTuple):
     @property
     def key(self) -> str:
         """What tells the record from others: its id, and its number if it is itself a chunk of a longer text."""
-        return record_key(self.record)
+        record = self[0]
+        return record.id if record.chunk == 0 else record_key(record)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -236,10 +237,9 @@ def _joined(
     ends = list(accumulate(len(record.chunks) for record in records))
     whole = len(chunks) == len(records)  # one chunk each, as in nearly every run
     cut_ids = [chunks[index].id for index in np.flatnonzero(truncated).tolist()]
-    ids = [point_id(chunk.id, chunk.chunk) for chunk in chunks]
     return EmbeddedRecords(
         records=records,
-        batch=WriteBatch(records=chunks, ids=ids, vectors=vectors, sparse=weights),
+        batch=WriteBatch(records=chunks, ids=point_ids(chunks), vectors=vectors, sparse=weights),
         ends=ends,
         cached=cached.tolist() if whole else [bool(cached[start:end].all()) for start, end in pairwise([0, *ends])],
         truncated_ids=cut_ids if whole else list(dict.fromkeys(cut_ids)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.chunking import is_chunk
@@ -49,6 +49,7 @@ class RecordPlanner:
         self.planned = 0  # batches
         self._read_from = time.perf_counter()
         self._page: dict[str, Record] = {}  # by their keys, in which no id occurs twice
+        self._blank: set[str] = set()  # keys of those whose text is blank
         self._page_chars = 0
         self._records: dict[str, PlannedRecord] = {}  # of the next batch
         self._rows = self._chars = 0
@@ -63,15 +64,21 @@ class RecordPlanner:
         if isinstance(item, Rejected):
             self._ledger.reject(item)
             return False
-        if blank := self._is_blank(item):
+        blank = not self._keep_blank and is_blank(item.text)
+        if blank:
             self._counts.blank(item.id)
-        elif self._chunker is None and not self._accepted(item, [item]):
+        elif self._chunker is None and self._check is not None and not self._accepted(item, [item]):
             return False
-        page, key = self._page, record_key(item)
-        if (former := page.pop(key, None)) is not None and not self._is_blank(former):
-            self._counts.add(duplicates=1, finished=1)
+        page, key = self._page, item.id if item.chunk == 0 else record_key(item)
+        if page.pop(key, None) is not None:
+            if key not in self._blank:
+                self._counts.add(duplicates=1, finished=1)
+            self._blank.discard(key)
         page[key] = item
-        self._page_chars += 0 if blank else len(item.text)
+        if blank:
+            self._blank.add(key)
+        else:
+            self._page_chars += len(item.text)
         return len(page) >= min(_PAGE_RECORDS, BATCH_RECORDS) or self._page_chars >= BATCH_CHARS
 
     def batches(self, *, rest: bool = False) -> Iterator[list[PlannedRecord]]:
@@ -79,19 +86,22 @@ class RecordPlanner:
 
         What does not fill a batch waits for the next page, but with ``rest``.
         """
-        page, self._page, self._page_chars = list(self._page.values()), {}, 0
+        page, blank, self._page, self._blank, self._page_chars = self._page, self._blank, {}, set(), 0
         self._ledger.trace.note_stage("read", time.perf_counter() - self._read_from, len(page))
-        for planned in self._changes(page) if page else ():
-            if (former := self._records.pop(planned.key, None)) is not None:
+        records = self._records
+        for planned in self._changes(page, blank) if page else ():
+            key = planned.key
+            if (former := records.pop(key, None)) is not None:
                 self._rows -= len(former.chunks)
                 self._chars -= len(former.record.text)
                 self._counts.add(duplicates=1, finished=1)
             if planned.chunks:  # else its text is blank
-                self._records[planned.key] = planned
+                records[key] = planned
                 self._rows += len(planned.chunks)
                 self._chars += len(planned.record.text)
             if self._rows >= BATCH_RECORDS or self._chars >= BATCH_CHARS:
                 yield self._next_batch()
+                records = self._records
         if rest and self._records:
             yield self._next_batch()
         self._read_from = time.perf_counter()
@@ -114,66 +124,78 @@ class RecordPlanner:
         batch, self._records, self._rows, self._chars = list(self._records.values()), {}, 0, 0
         return batch
 
-    def _changes(self, page: Sequence[Record]) -> Iterator[PlannedRecord]:
+    def _changes(self, page: Mapping[str, Record], blank: Collection[str]) -> Iterator[PlannedRecord]:
         """What is to be written of a page: the records that are not written as they are, cut into chunks."""
-        self._ledger.deletions.see(record.id for record in page)
+        self._ledger.deletions.see(record.id for record in page.values())
         if self._entries is None:
-            changed = [PlannedRecord(record=record, chunks=[]) for record in page]
+            changed = [self._whole(record, b"", None, False) for record in page.values()]
         else:
-            changed = self._changed_records(page, self._entries)
-        blank = [each for each in changed if self._is_blank(each.record)]
-        self._ledger.deletions.note(blank, [record for record in page if not self._is_blank(record)])
+            changed = self._changed_records(page, blank, self._entries)
+        if blank:
+            blanks = [each for each in changed if each.key in blank]
+            texts = [record for key, record in page.items() if key not in blank]
+            self._ledger.deletions.note(blanks, texts)
+        else:
+            self._ledger.deletions.note([], list(page.values()))
         for each in changed:
-            planned = self._chunked(each)
+            planned = self._chunked(each, blank=bool(blank) and each.key in blank)
             if planned is not None:
                 yield planned
 
-    def _changed_records(self, page: Sequence[Record], entries: CollectionEntries) -> list[PlannedRecord]:
+    def _changed_records(
+        self, page: Mapping[str, Record], blank: Collection[str], entries: CollectionEntries
+    ) -> list[PlannedRecord]:
         """The records that are not written as they are, not yet cut into chunks."""
-        known = entries.find([record_key(record) for record in page])
-        changed: list[PlannedRecord] = []
-        unchanged: list[Record] = []
+        known = entries.find(list(page))
+        changed: dict[str, PlannedRecord] = {}
+        unchanged: list[Record] = []  # without the blank ones, which are counted
         doubtful: dict[str, PlannedRecord] = {}  # whose entry says that they are unchanged, and is not trusted
-        for record in page:
-            planned, entry = self._planned(record, known)
+        for key, record in page.items():
+            entry = known.get(key, _UNKNOWN)
+            planned = self._planned(key, record, entry)
             # A blank record may have rows that an entry which is not trusted does not know.
-            if not self._is_written(planned, entry) or (entry.chunks == 0 and not entry.trusted):
-                changed.append(planned)
-            elif entry.trusted:
+            if not self._is_written(planned, entry, key in blank) or (entry.chunks == 0 and not entry.trusted):
+                changed[key] = planned
+            elif not entry.trusted:
+                doubtful[key] = planned
+            elif key not in blank:
                 unchanged.append(record)
-            else:
-                doubtful[planned.key] = planned
         for key in self._confirmed(doubtful, known, entries):
-            unchanged.append(doubtful.pop(key).record)
-        changed += doubtful.values()
-        written = [each.key for each in changed if not self._is_blank(each.record)]
+            record = doubtful.pop(key).record
+            if key not in blank:
+                unchanged.append(record)
+        changed |= doubtful
+        written = [key for key in changed if key not in blank] if blank else list(changed)
         self._in_flight.update(written)
         # From here on the old entries do not hold: were the run killed, the new ones would be missing. Those of blank
         # records hold until their rows are deleted.
         if outdated := [key for key in written if key in known]:
             entries.invalidate(outdated)
-        self._note_unchanged([record for record in unchanged if not self._is_blank(record)])  # blank ones are counted
-        return changed
+        self._note_unchanged(unchanged)
+        return list(changed.values())
 
-    def _planned(self, record: Record, known: Mapping[str, JournalEntry]) -> tuple[PlannedRecord, JournalEntry]:
-        """A record, not yet cut into chunks, and its entry."""
-        key = record_key(record)
-        entry = known.get(key, _UNKNOWN)
+    @staticmethod
+    def _whole(record: Record, digest: bytes, stored_chunks: int | None, id_in_flight: bool) -> PlannedRecord:
+        """A record that is not cut into chunks, as long as nothing cuts it."""
+        stored = 0 if is_chunk(record) else stored_chunks  # the row of a chunk has no others
+        return PlannedRecord(record, [record], digest, stored, id_in_flight)
+
+    def _planned(self, key: str, record: Record, entry: JournalEntry) -> PlannedRecord:
+        """A record, not yet cut into chunks, by its entry."""
         # What is written after the entry was read may be an earlier record of the source with this id.
         in_flight = key in self._in_flight or key in self._in_flight_before
         # A write that began may have left more rows than are known.
         lasting = not in_flight and entry.trusted and (entry.digest or (entry is _UNKNOWN and self._fresh))
         settings = "" if self._chunker is None else self._chunker.settings
-        stored = entry.chunks if lasting else None
-        return PlannedRecord(record, [], digest(record, settings), stored, in_flight), entry
+        return self._whole(record, digest(record, settings), entry.chunks if lasting else None, in_flight)
 
-    def _is_written(self, planned: PlannedRecord, entry: JournalEntry) -> bool:
+    def _is_written(self, planned: PlannedRecord, entry: JournalEntry, blank: bool) -> bool:
         """Whether the journal says that the collection has the record as it is."""
         return (
             self._resume
             and not planned.id_in_flight
             and planned.digest == entry.digest
-            and (entry.chunks == 0) == self._is_blank(planned.record)  # else keep_blank was another
+            and (entry.chunks == 0) == blank  # else keep_blank was another
         )
 
     def _confirmed(
@@ -197,22 +219,23 @@ class RecordPlanner:
         if self._ledger.expected is not None:
             self._ledger.expected.note(rows)
 
-    def _chunked(self, planned: PlannedRecord) -> PlannedRecord | None:
+    def _chunked(self, planned: PlannedRecord, *, blank: bool) -> PlannedRecord | None:
         """A record cut into chunks; without chunks if it is blank, and ``None`` if it cannot be stored."""
         record, sample = planned.record, self._ledger.sample
-        if self._is_blank(record):
+        if blank:
             if sample is not None:
                 sample.drop(planned.key)
-            return planned
-        chunks = self._split(record)
-        if chunks is None or (self._chunker is not None and not self._accepted(record, chunks)):
-            return None
+            return planned._replace(chunks=[])
+        if self._chunker is not None:
+            chunks = self._split(record)
+            if chunks is None or not self._accepted(record, chunks):
+                return None
+            planned = planned._replace(chunks=chunks)
         if sample is not None:
             sample.offer([record])
         if self._ledger.expected is not None:
             self._ledger.expected.note([record])
-        stored = 0 if is_chunk(record) else planned.stored_chunks  # the row of a chunk has no others
-        return planned._replace(chunks=chunks, stored_chunks=stored)
+        return planned
 
     def _split(self, record: Record) -> Sequence[Record] | None:
         """The chunks of a record; ``None`` if it cannot be cut, and is left out."""
@@ -224,9 +247,6 @@ class RecordPlanner:
         except InvalidRequestError as error:
             self._leave_out(record, [record], str(error))
             return None
-
-    def _is_blank(self, record: Record) -> bool:
-        return not self._keep_blank and is_blank(record.text)
 
     def _accepted(self, record: Record, chunks: Sequence[Record]) -> bool:
         """Whether the sink can store these rows of a record; else the record is left out."""

@@ -18,7 +18,7 @@ from millpond.ingest.pipeline.planner import RecordPlanner
 from millpond.ingest.pipeline.source_items import SourceItems
 from millpond.ingest.pipeline.verify import verify
 from millpond.ingest.pipeline.writer import QUEUED_BATCHES, BatchWriter
-from millpond.ingest.sinks.protocol import Reads
+from millpond.ingest.sinks.protocol import Deletes, Reads
 from millpond.ingest.sources.read import RecordReader
 from millpond.ingest.telemetry.progress_bar import IngestProgress
 from millpond.ingest.telemetry.report import IngestReport
@@ -41,7 +41,11 @@ class IngestRun:
         self._trace = parts.trace
         options = parts.options
         deletions = Deletions(
-            sync=options.sync, share=options.sync_max, rows_before=parts.rows_before, held=parts.last_run.held
+            sync=options.sync,
+            share=options.sync_max,
+            rows_before=parts.rows_before,
+            held=parts.last_run.held,
+            possible=isinstance(parts.sink, Reads | Deletes),
         )
         self._ledger = RunLedger(
             parts.trace,

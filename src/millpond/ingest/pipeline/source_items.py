@@ -49,10 +49,16 @@ class SourceItems:
         self.error: Exception | None = None
 
     def __iter__(self) -> Iterator[Record | Rejected]:
+        stop, turn, following = self._stop, self._turn, self._items.__next__
         while self._ends_itself or not self._stopped.is_set():
-            self._turn.release()
+            turn.release()
             try:
-                item = self._next()
+                # Only in here does a signal end the waiting, wherever it arrives, so that it is handled below.
+                stop.reading = True
+                try:
+                    item = following()
+                finally:
+                    stop.reading = False
             except (StopIteration, ReadInterrupted):
                 return
             except Exception as error:
@@ -60,14 +66,6 @@ class SourceItems:
                 self.error = error
                 return
             finally:
-                self._turn.acquire()
+                turn.acquire()
             yield item
             self._read += 1
-
-    def _next(self) -> Any:
-        # Only in here does a signal end the waiting, wherever it arrives, so that the caller handles it.
-        self._stop.reading = True
-        try:
-            return next(self._items)
-        finally:
-            self._stop.reading = False

@@ -65,7 +65,11 @@ class WriteBatch:
         """
         vectors = {width: values[rows] for width, values in self.vectors.items()}
         sparse = None if self.sparse is None else self.sparse[rows]
-        return WriteBatch(records=self.records[rows], ids=self.ids[rows], vectors=vectors, sparse=sparse)
+        part = object.__new__(WriteBatch)  # not tested again: the parts of a valid batch are valid
+        values = {"records": self.records[rows], "ids": self.ids[rows], "vectors": vectors, "sparse": sparse}
+        for name, value in values.items():
+            object.__setattr__(part, name, value)
+        return part
 
 
 def storable(rows: FloatArray) -> npt.NDArray[np.bool_]:
