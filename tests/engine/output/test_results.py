@@ -71,9 +71,11 @@ def tagger(folder: Path, case: str) -> Any:
     family, _, folded = case.partition(", ")
     write_checkpoint(folder, family, lowercase=bool(folded))
     names = dict(enumerate(LABELS))
-    model = AutoModelForTokenClassification.from_pretrained(
-        folder, id2label=names, label2id={label: i for i, label in names.items()}
-    )
+    with torch.random.fork_rng():
+        torch.manual_seed(1)  # what the checkpoint lacks, as the dense layer of ModernBERT's head, is random
+        model = AutoModelForTokenClassification.from_pretrained(
+            folder, id2label=names, label2id={label: i for i, label in names.items()}
+        )
     head = model.get_submodule("score" if hasattr(model, "score") else "classifier")
     with torch.no_grad():
         generator = torch.Generator().manual_seed(1)
