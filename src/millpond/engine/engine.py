@@ -77,7 +77,7 @@ class Engine(TaskMethods):
             all need the ``quantization`` extra. docs/engine.md says what they cost and gain.
         max_batch_tokens: Most tokens per forward.
         max_queue: Most texts waiting; a call that would exceed it is refused (a single call may have any size).
-        cache: A path or a :class:`~millpond.VectorCache`; vectors are read from it and committed to it.
+        cache: A path, ``":memory:"`` or a :class:`~millpond.VectorCache`; vectors are read from it and committed to it.
         compile: Compile the arithmetic around attention at load; the result is kept in a folder for the next start.
             Needs a C++ compiler on a CPU, Triton on a GPU; docs/engine.md lists what becomes faster.
         trust_remote_code: Never needed, and refused.
