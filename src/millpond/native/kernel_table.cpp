@@ -36,18 +36,18 @@ bool tiles_granted() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-// The highest instruction set that can be used, `highest` at most.
-int usable(int highest) {
+// The instruction sets that can be used, a bit each, `highest` at most.
+unsigned usable(int highest) {
   const Registers basic(1);
-  if (!has(basic.ecx, bit(27))) return kNoIsa;  // OSXSAVE: xgetbv may be executed
+  unsigned sets = bit(k_none);
+  if (!has(basic.ecx, bit(27))) return sets;  // OSXSAVE: xgetbv may be executed
   const unsigned saved = saved_states();
   const Registers features(7), more(7, 1);
-  int level = kNoIsa;
-#define ISA(name, flags, instruction, condition) \
-  if (level == k_##name - 1 && highest >= k_##name && (condition)) level = k_##name;
+#define ISA(name, base, flags, instruction, condition) \
+  if (highest >= k_##name && has(sets, bit(k_##base)) && (condition)) sets |= bit(k_##name);
   MILLPOND_ISAS(ISA)
 #undef ISA
-  return level;
+  return sets;
 }
 
 }  // namespace
@@ -55,10 +55,10 @@ int usable(int highest) {
 // Fills the table for this processor, with instruction sets up to `highest`; returns the highest one that was used.
 extern "C" int millpond_kernel_table(KernelTable* table, int highest) {
   *table = {};
-  const int isa = usable(highest);
-  int used = kNoIsa;
+  const unsigned sets = usable(highest);
+  int used = k_none;
   const auto add = [&](int level, void (*entries)(KernelTable*)) {
-    if (level > isa || !entries) return;
+    if (!has(sets, bit(level)) || !entries) return;
     entries(table);
     if (level > used) used = level;
   };
@@ -75,7 +75,7 @@ extern "C" int millpond_kernel_table(KernelTable* table, int highest) {
 
 extern "C" int millpond_kernel_table(KernelTable* table, int) {
   *table = {};
-  return kNoIsa;
+  return k_none;
 }
 
 #endif

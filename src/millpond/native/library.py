@@ -45,12 +45,14 @@ class InstructionSet(NamedTuple):
 
 
 def _read_isas() -> tuple[InstructionSet, ...]:
-    rows = re.findall(r'ISA\((\w+), "([^"]+)", "([^"]+)",', LIBRARY.with_name("isas.h").read_text(encoding="utf-8"))
-    flags: tuple[str, ...] = ()
-    return tuple(InstructionSet(name, flags := (*flags, *own.split()), probe) for name, own, probe in rows)
+    table = LIBRARY.with_name("isas.h").read_text(encoding="utf-8")
+    sets: dict[str, InstructionSet] = {}
+    for name, base, own, probe in re.findall(r'ISA\((\w+), (\w+), "([^"]+)", "([^"]+)",', table):
+        sets[name] = InstructionSet(name, (*(sets[base].flags if base in sets else ()), *own.split()), probe)
+    return tuple(sets.values())
 
 
-# In ascending order: a processor has all before its highest one.
+# In ascending order: kernels of a later one replace those of the sets before it.
 INSTRUCTION_SETS = _read_isas()
 ISAS = tuple(row.name for row in INSTRUCTION_SETS)
 

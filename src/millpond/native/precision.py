@@ -59,7 +59,7 @@ def served_by() -> str:
     table, highest = library.kernel_table(), library.isa()
     if table is None or highest is None:
         return f"none ({library.absent()})"
-    float32 = "avx2" if highest == "avx2" else "avx512"
+    float32 = "avx2" if highest in ("avx2", "avxvnni") else "avx512"
     if highest == "amx":
         return f"amx in bfloat16 (tiles), {float32} in float32"
     gain = bfloat16_gain()

@@ -53,7 +53,7 @@ def kernels_of(dtype: Precision, highest: str | None = None, *, int8: Int8 = "no
         copy=getattr(table, f"copy_rows_{dtype}"),
         encode=getattr(table, f"encode_{dtype}"),
         workspace=getattr(table, f"encoder_workspace_{dtype}"),
-        lanes=8 if isa == "avx2" else 16,
+        lanes=8 if isa in ("avx2", "avxvnni") else 16,
         isa=str(isa),
         pack_int8=table.pack_rows_int8,
         int8=int8,
@@ -68,5 +68,5 @@ def missing_kernels(dtype: Precision, int8: Int8) -> str | None:
     if kernels_of(dtype) is None:
         return f'this processor has no kernels for {dtype}; dtype="float32" has them'
     if kernels_of(dtype, int8=int8) is None:
-        return "this processor has no kernels for weights in eight bits, which need AVX512"
+        return "this processor has no kernels for weights in eight bits"
     return None

@@ -110,21 +110,48 @@ MILLPOND_INLINE void read_exact(const PackRowsCall& call, int64_t column, int64_
   for (int64_t i = 0; i < kPiece; i++) to[i] = number_of(rounded(to[i]));
 }
 
-// The scale of a column, its codes and the sums of them.
-template <class Stored>
-void pack_column_codes(const PackRowsCall& call, int64_t column, int8_t* unit) {
-  alignas(64) float numbers[kPiece];
+#ifdef MILLPOND_BYTE_PRODUCTS
+MILLPOND_INLINE float least_scale(const float*) { return 0; }
+#else
+// The least scale by which the weights of one sign that meet in 16 bits stay within kMostOfLane, rounded: of eight inner
+// numbers the first two with the fifth and sixth, and the others.
+inline float least_scale(const float* numbers) {
   float most = 0;
+  for (int64_t i = 0; i < kPiece; i += i % 4 == 2 ? 6 : 2) {
+    float above = 0, below = 0;
+    const int64_t together[] = {i, i + 1, i + 4, i + 5};
+    for (const int64_t j : together) (numbers[j] > 0 ? above : below) += numbers[j];
+    most = above > most ? above : most;
+    most = -below > most ? -below : most;
+  }
+  return most / (kMostOfLane - 4 * 0.5f);
+}
+#endif
+
+// The scale of a column: its largest magnitude is 127, or less.
+template <class Stored>
+float scale_of_column(const PackRowsCall& call, int64_t column) {
+  alignas(64) float numbers[kPiece];
+  float most = 1e-12f, least = 0;
   for (int64_t from = 0; from < call.in; from += kPiece) {
     read_exact<Stored>(call, column, from, numbers);
     for (int64_t i = 0; i < kPiece; i++) {
       const float size = __builtin_fabsf(numbers[i]);
       most = size > most ? size : most;
     }
+    const float scale = least_scale(numbers);
+    least = scale > least ? scale : least;
   }
-  const float scale = (most < 1e-12f ? 1e-12f : most) / 127.0f;
+  return most / 127.0f > least ? most / 127.0f : least;
+}
+
+// The scale of a column, its codes and the sums of them.
+template <class Stored>
+void pack_column_codes(const PackRowsCall& call, int64_t column, int8_t* unit) {
+  alignas(64) float numbers[kPiece];
+  const float scale = scale_of_column<Stored>(call, column);
   call.scales[column] = scale;
-  int8_t* to = unit + column % 32 / 16 * 1024 + column % 16 * 4;
+  int8_t* to = unit + column % kColumns / kLanes * (kCodePanel * kLanes) + column % kLanes * 4;
   int64_t sum = 0;
   for (int64_t from = 0; from < call.in; from += kPiece) {
     read_exact<Stored>(call, column, from, numbers);
@@ -132,7 +159,7 @@ void pack_column_codes(const PackRowsCall& call, int64_t column, int8_t* unit) {
       alignas(4) int8_t four[4];
       for (int64_t j = 0; j < 4; j++) sum += four[j] = int8_t(__builtin_rintf(numbers[i + j] / scale));
       const int64_t at = from + i;
-      std::memcpy(to + at / kCodePanel * 2048 + at % kCodePanel / 4 * 64, four, sizeof four);
+      std::memcpy(to + at / kCodePanel * (kCodePanel * kColumns) + at % kCodePanel / 4 * (4 * kLanes), four, sizeof four);
     }
     const int64_t end = from + kPiece;
     if (end % kChunk == 0 || end == call.in) {
@@ -147,7 +174,7 @@ inline int64_t pack_rows_int8(const void* argument) {
   const auto& call = *(const PackRowsCall*)argument;
   const int64_t size = code_panels(call.in) * kCodePanel;
   for (int64_t c = 0; c < call.out; c++) {
-    int8_t* unit = (int8_t*)call.units + c / 32 * 32 * size;
+    int8_t* unit = (int8_t*)call.units + c / kColumns * kColumns * size;
     if (call.stored == kStoredBfloat16)
       pack_column_codes<uint16_t>(call, c, unit);
     else
