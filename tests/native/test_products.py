@@ -28,7 +28,7 @@ from millpond.backends.native.kernels import kernels_of
 from millpond.backends.native.packing.weight_packer import tensor_of
 from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.self_check import VOCABULARY
-from millpond.native.library import ISAS, kernel_table
+from millpond.native import library
 
 # --- Attention: lengths, heads, masks, and what is added to scores ----------------------------------------------------
 
@@ -242,9 +242,24 @@ CHUNK = 384
 F = np.float32
 
 DTYPES = ["float32", *(["bfloat16"] if kernels_of("bfloat16") else [])]
-eight_bits = pytest.mark.skipif(
-    kernels_of("float32", int8="all") is None, reason="this processor has no kernels for weights in eight bits"
-)
+# Each of them multiplies bytes in its own way; those between them take over what the one before has.
+SETS = [
+    isa
+    for isa in ("avx2", "avxvnni", "avx512", "neon", "dotprod", "bf16")
+    if isa in library.ISAS and library.isa(isa) == isa
+]
+highest = None
+
+
+@pytest.fixture(params=SETS)
+def each_set(request):
+    global highest
+    highest = request.param
+    yield
+    highest = None
+
+
+eight_bits = pytest.mark.usefixtures("each_set")
 
 
 def layer_of(inner, out, *, bias=True, seed=0):
@@ -260,8 +275,8 @@ def rows_like(count, columns, seed=0):
     return numbers * np.random.default_rng(seed + 1).uniform(0.01, 3, (count, 1)).astype(F)
 
 
-def kernels(dtype="float32", int8="all", highest=None):
-    found = kernels_of(dtype, highest, int8=int8)
+def kernels(dtype="float32", int8="all"):
+    found = kernels_of(dtype, highest if dtype == "float32" else None, int8=int8)
     assert found is not None
     return found
 
@@ -302,6 +317,10 @@ def quantized(rows):
 def expected_product(rows, weight, bias):
     """The same sums with exact integers, chunk by chunk."""
     scales = np.maximum(np.abs(weight).max(1), F(1e-12)) / F(127)
+    if highest == "avx2":  # sums of 16 bits hold the products of four weights of one sign with 255
+        groups = weight.reshape(len(weight), -1, 2, 2, 2).swapaxes(2, 3).reshape(len(weight), -1, 4)
+        most = np.maximum(groups.clip(min=0).sum(2).max(1), -groups.clip(max=0).sum(2).min(1))
+        scales = np.maximum(scales, most.astype(F) / F(126))
     integers = np.rint(weight / scales[:, None]).astype(np.int64)
     sums = np.broadcast_to(F(0) if bias is None else bias, (len(rows), len(weight)))
     for start in range(0, rows.shape[1], CHUNK):
@@ -350,8 +369,9 @@ def test_extreme_rows():
     small = kept != 4
     assert np.abs(found[kept][small] - expected[small]).max() <= 1e-5
     assert not found[0].any()
-    assert found[1, :3] == pytest.approx([0, 5 * 448, -5 * 448], rel=1e-5)
-    assert found[2, :3] == pytest.approx([0, -3 * 448, 3 * 448], rel=1e-5)
+    near = 0.02 if highest == "avx2" else 1e-5  # four weights of 1 in a sum of 16 bits have codes of 32 there
+    assert found[1, :3] == pytest.approx([0, 5 * 448, -5 * 448], rel=near)
+    assert found[2, :3] == pytest.approx([0, -3 * 448, 3 * 448], rel=near)
     assert np.isfinite(found[6:8]).all()
     assert np.abs(found[6:8]).max() < 1e-30
     assert not np.isnan(found[5]).any()  # a range beyond float32: its numbers are at most infinite
@@ -444,11 +464,3 @@ def test_only_the_feeds_are_in_eight_bits_unless_all_are_asked_for():
         found.append(run_all(builder, [20]))
     assert np.array_equal(found[0], found[1])
     assert not np.array_equal(found[0], found[2])
-
-
-@pytest.mark.skipif("avx2" not in ISAS, reason="x86-64")
-@eight_bits
-def test_no_kernels_where_the_processor_has_no_integer_products():
-    assert kernels_of("float32", "avx2", int8="feeds") is None
-    assert kernels_of("float32", "avx2") is not None
-    assert not kernel_table("avx2").pack_rows_int8

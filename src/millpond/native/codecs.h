@@ -187,14 +187,14 @@ struct Int8 : Copied {
   static constexpr bool kRowsMayBeNan = false;  // their scales are looked at
   static int64_t words(int64_t dim) { return (dim + 3) / 4; }
   static Floats similarity(Ints sum, const float* scale) { return scaled(to_floats(sum), broadcast(*scale)); }
-#ifdef __AVX512VNNI__
+#ifdef MILLPOND_BYTE_PRODUCTS
   // The processor multiplies unsigned by signed: rows are offset by 128, and the sums start at -128 times the sum of
   // the query. All of it is exact.
   static constexpr int kExpansion = 1;
   static void convert(Ints words, uint32_t* to) {
-    store_bits(to, _mm512_xor_si512(words, _mm512_set1_epi8(-128)));
+    store_bits(to, words ^ broadcast_bits(int32_t(0x80808080)));
   }
-  static Ints add_product(Ints sum, Ints word, Ints query) { return _mm512_dpbusd_epi32(sum, word, query); }
+  static Ints add_product(Ints sum, Ints word, Ints query) { return add_byte_products(sum, word, query); }
   static void pack_query(const float* from, int64_t dim, int64_t, uint32_t* to, float* scale, uint32_t* offset) {
     *scale = quantize_query(from, dim);
     int32_t sum = 0;

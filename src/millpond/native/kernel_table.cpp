@@ -15,6 +15,9 @@
 
 namespace {
 
+constexpr bool has(unsigned word, unsigned mask) { return (word & mask) == mask; }
+constexpr unsigned bit(int n) { return 1u << n; }
+
 #if defined(__x86_64__) && defined(__linux__)
 
 struct Registers {
@@ -24,9 +27,6 @@ struct Registers {
     __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx);
   }
 };
-
-constexpr bool has(unsigned word, unsigned mask) { return (word & mask) == mask; }
-constexpr unsigned bit(int n) { return 1u << n; }
 
 // Register states that the operating system saves (XCR0).
 unsigned saved_states() {
@@ -41,35 +41,35 @@ bool tiles_granted() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-// The highest instruction set that can be used, `highest` at most.
-int usable(int highest) {
+// The instruction sets that can be used, a bit each, `highest` at most.
+unsigned usable(int highest) {
   const Registers basic(1);
-  if (!has(basic.ecx, bit(27))) return kNoIsa;  // OSXSAVE: xgetbv may be executed
+  unsigned sets = bit(k_none);
+  if (!has(basic.ecx, bit(27))) return sets;  // OSXSAVE: xgetbv may be executed
   const unsigned saved = saved_states();
   const Registers features(7), more(7, 1);
-  int level = kNoIsa;
-#define ISA(name, flags, instruction, condition) \
-  if (level == k_##name - 1 && highest >= k_##name && (condition)) level = k_##name;
+#define ISA(name, base, flags, instruction, condition) \
+  if (highest >= k_##name && has(sets, bit(k_##base)) && (condition)) sets |= bit(k_##name);
   MILLPOND_ISAS(ISA)
 #undef ISA
-  return level;
+  return sets;
 }
 
 #elif defined(__aarch64__)
 
-int usable(int highest) {
+unsigned usable(int highest) {
   const Features features;
-  int level = kNoIsa;
-#define ISA(name, flags, instruction, condition) \
-  if (level == k_##name - 1 && highest >= k_##name && (condition)) level = k_##name;
+  unsigned sets = bit(k_none);
+#define ISA(name, base, flags, instruction, condition) \
+  if (highest >= k_##name && has(sets, bit(k_##base)) && (condition)) sets |= bit(k_##name);
   MILLPOND_ISAS(ISA)
 #undef ISA
-  return level;
+  return sets;
 }
 
 #else
 
-int usable(int) { return kNoIsa; }
+unsigned usable(int) { return bit(k_none); }
 
 #endif
 
@@ -78,10 +78,10 @@ int usable(int) { return kNoIsa; }
 // Fills the table for this processor, with instruction sets up to `highest`; returns the highest one that was used.
 extern "C" int millpond_kernel_table(KernelTable* table, int highest) {
   *table = {};
-  const int isa = usable(highest);
-  int used = kNoIsa;
+  const unsigned sets = usable(highest);
+  int used = k_none;
   const auto add = [&](int level, void (*entries)(KernelTable*)) {
-    if (level > isa || !entries) return;
+    if (!has(sets, bit(level)) || !entries) return;
     entries(table);
     if (level > used) used = level;
   };

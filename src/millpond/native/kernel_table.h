@@ -29,14 +29,14 @@ struct KernelTable {
   Kernel encode_bfloat16, encoder_workspace_bfloat16;
   Kernel attention_bfloat16, attention_workspace_bfloat16;  // of attention_call.h; null: those of attention.cpp
   Kernel pack_rows_float32, pack_rows_bfloat16;  // encoder/pack_rows.h
-  Kernel pack_rows_int8;  // null: `encode_float32` and `encode_bfloat16` take no int8 weights
+  Kernel pack_rows_int8;
   Kernel copy_rows_float32, copy_rows_bfloat16;
   Kernel head_product, gelu, vocabulary_float32, vocabulary_bfloat16;  // heads/
 };
 
 // As numbers: k_avx2 is 1.
 #define ISA(name, ...) k_##name,
-enum Isa { kNoIsa, MILLPOND_ISAS(ISA) };
+enum Isa { k_none, MILLPOND_ISAS(ISA) };
 #undef ISA
 
 // Set the entries that an instruction set implements. Weak: the compiler may not know the instruction set.

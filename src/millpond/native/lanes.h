@@ -82,6 +82,15 @@ inline float sum_of(Floats x) {
   return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
 }
 
+// The sum of each lane, and the products of its four unsigned bytes with four signed ones.
+#if defined(__AVX512VNNI__)
+#define MILLPOND_BYTE_PRODUCTS
+inline Ints add_byte_products(Ints sum, Ints bytes, Ints factors) { return _mm512_dpbusd_epi32(sum, bytes, factors); }
+#elif defined(__AVXVNNI__)
+#define MILLPOND_BYTE_PRODUCTS
+inline Ints add_byte_products(Ints sum, Ints bytes, Ints factors) { return _mm256_dpbusd_avx_epi32(sum, bytes, factors); }
+#endif
+
 }  // namespace
 
 #endif

@@ -63,14 +63,15 @@ def instruction_sets(family: str | None) -> tuple[InstructionSet, ...]:
     text = LIBRARY.with_name("isas.h").read_text(encoding="utf-8")
     parts = re.split(r"^#(?:el)?if defined\((\w+)\)$", text, flags=re.MULTILINE)[1:]
     body = next((rows for macro, rows in zip(parts[::2], parts[1::2], strict=True) if FAMILIES[macro] == family), "")
-    rows = re.findall(r'ISA\((\w+), "([^"]*)", "([^"]+)",', body)
-    flags: tuple[str, ...] = ()
-    return tuple(
-        InstructionSet(name, f"{family}_{name}", flags := (*flags, *own.split()), probe) for name, own, probe in rows
-    )
+    flags: dict[str, tuple[str, ...]] = {"none": ()}
+    sets = []
+    for name, base, own, probe in re.findall(r'ISA\((\w+), (\w+), "([^"]*)", "([^"]+)",', body):
+        flags[name] = (*flags[base], *own.split())
+        sets.append(InstructionSet(name, f"{family}_{name}", flags[name], probe))
+    return tuple(sets)
 
 
-# Of this machine, in ascending order: a processor has all before its highest one.
+# Of this machine, in ascending order: kernels of a later one replace those of the sets before it.
 INSTRUCTION_SETS = instruction_sets(_MACHINES.get(platform.machine()))
 ISAS = tuple(row.name for row in INSTRUCTION_SETS)
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from millpond.native import library
 
 # The instruction sets whose kernels compute in float32 where a higher one has none for it; others are AVX512's.
-_FLOAT32 = {"avx2": "avx2", "neon": "neon", "dotprod": "neon", "bf16": "neon"}
+_FLOAT32 = {"avx2": "avx2", "avxvnni": "avx2", "neon": "neon", "dotprod": "neon", "bf16": "neon"}
 # bfloat16 keeps three digits: it has to be faster by that much.
 _LEAST_GAIN = 1.25
 # A run takes some tens of microseconds. The shortest of several counts: others may use the processor, and it may have

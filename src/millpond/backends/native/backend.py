@@ -35,7 +35,7 @@ def cannot_run(checkpoint: Checkpoint, architecture: Architecture, config: Engin
         return f"quantization={config.quantization!r} is for GPUs"
     if config.dtype not in ("auto", *_PRECISIONS):
         return f"dtype={config.dtype!r} is torch's"
-    missing = missing_kernels(_precision(config), _INT8[config.quantization])
+    missing = missing_kernels(_precision(config))
     return missing or missing_plan(checkpoint.config, architecture)
 
 

@@ -83,7 +83,7 @@ def build_encoder(
     """
     kernels = kernels_of(dtype, int8=int8)
     if kernels is None:
-        raise NotSupported(str(missing_kernels(dtype, int8)))
+        raise NotSupported(str(missing_kernels(dtype)))
     wrong = disabled(encoder_name(dtype, int8))
     if wrong is not None:
         raise NotSupported(f"the kernel of the {encoder_name(dtype, int8)} {wrong}")

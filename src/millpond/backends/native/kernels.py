@@ -44,8 +44,6 @@ def kernels_of(dtype: Precision, highest: str | None = None, *, int8: Int8 = "no
     table = library.kernel_table(highest)
     if table is None or not getattr(table, f"encode_{dtype}"):
         return None
-    if int8 != "none" and not table.pack_rows_int8:
-        return None
     isa = str(library.isa(highest))
     return Kernels(
         dtype=dtype,
@@ -61,12 +59,10 @@ def kernels_of(dtype: Precision, highest: str | None = None, *, int8: Int8 = "no
     )
 
 
-def missing_kernels(dtype: Precision, int8: Int8) -> str | None:
+def missing_kernels(dtype: Precision) -> str | None:
     """Why this processor runs no plan in a precision; ``None`` if it does."""
     if (absent := library.absent()) is not None:
         return f"no compiled kernels: {absent}"
     if kernels_of(dtype) is None:
         return f'this processor has no kernels for {dtype}; dtype="float32" has them'
-    if kernels_of(dtype, int8=int8) is None:
-        return "this processor has no kernels for weights in eight bits, which need AVX512"
     return None

@@ -271,12 +271,10 @@ struct Forward {
 
   // The input of a product in eight bits, if its weight is int8: a step of its own.
   static void quantize(const Block& block, const States<Isa>& a, const Weight& weight, int64_t columns, const Codes& to) {
-    if constexpr (Int8Of<Isa>::kOffered) {
-      if (!weight.scales) return;
-      block.team.share([&] {
-        quantize_rows<Isa>(a, block.team.first(block.rows), block.team.last(block.rows), columns, to);
-      });
-    }
+    if (!weight.scales) return;
+    block.team.share([&] {
+      quantize_rows<Isa>(a, block.team.first(block.rows), block.team.last(block.rows), columns, to);
+    });
   }
 
   // Inner columns [column, column + width) of a weight, to the sums or the branch.
@@ -288,12 +286,8 @@ struct Forward {
     const Sums& to = target == 3 ? block.room.branch : block.room.sums;
     const bool fresh = target != 2 && from == 0;
     if (!fresh && from == 0) add_bias(to, block.rows, first, last, weight.bias);
-    if constexpr (Int8Of<Isa>::kOffered) {
-      if (weight.scales) {
-        code_product_to_sums<Isa>(codes, block.rows, weight, column, width, first, last, fresh, to);
-        return;
-      }
-    }
+    if (weight.scales)
+      return code_product_to_sums<Isa>(codes, block.rows, weight, column, width, first, last, fresh, to);
     product_to_sums<Isa>(a, block.rows, (const State*)weight.units + unit_size<Isa>(from), unit_size<Isa>(panels), depth,
                          first, last, fresh ? (weight.bias ? weight.bias : kNone) : nullptr, to);
   }
@@ -306,9 +300,7 @@ struct Forward {
     const auto done = [&](int64_t unit, int64_t row, int64_t count, const float* sums) __attribute__((always_inline)) {
       store_activated<Isa, kGated, kActivation>(sums, count, to, row, unit * kOut - to_column);
     };
-    if constexpr (Int8Of<Isa>::kOffered) {
-      if (weight.scales) return code_product<Isa>(block.room.codes, block.rows, weight, first, last, done);
-    }
+    if (weight.scales) return code_product<Isa>(block.room.codes, block.rows, weight, first, last, done);
     product<Isa>(a, block.rows, (const State*)weight.units, unit_size<Isa>(panels), panels, first, last, weight.bias,
                  done);
   }

@@ -10,7 +10,7 @@
 //            or groups of kCodeGroup
 // Inner numbers beyond the last one are 0 in both.
 //
-// An instruction set is a class with kRows, block() and kTiles, as in products.h; Int8Of says which one goes with which
+// Blocks are multiplied by a class with kRows, block() and kTiles, as in products.h; Int8Of says which one goes with which
 // of those.
 #pragma once
 
@@ -19,11 +19,14 @@
 
 #ifdef __aarch64__
 #include "../arm_neon/codes.h"
+#else
+#include "code_blocks.h"
 #endif
 
 namespace {
 
 constexpr int64_t kChunk = 384;  // columns of a range, and inner columns of a feed that are computed and used together
+
 struct Range {
   float step, zero;
 };
@@ -42,92 +45,18 @@ struct Codes {
 // Bytes of a unit of so many inner numbers.
 constexpr int64_t code_panels(int64_t columns) { return (columns + kCodePanel - 1) / kCodePanel; }
 
-// The integer products that serve an instruction set; none by default.
+// The integer products that go with an instruction set.
 template <class Isa>
-struct Int8Of {
-  static constexpr bool kOffered = false;
-};
+struct Int8Of;
 
-#ifndef __aarch64__
-constexpr float kCodeShift = 0.0f;  // less than the code is what is stored
-constexpr int kCodeGroup = 4;
-#endif
-
-#ifdef __AVX512VNNI__
-
-struct VnniIsa {
-  static constexpr int kRows = 12;
-  static constexpr bool kTiles = false;
-
-  template <int R>
-  static void rows_of(const CodeProduct& p) {
-    __m512i sums[R][2];
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_setzero_si512();
-    const uint8_t* a = p.rows;
-    const int8_t* b = p.unit;
-    const char* ahead = p.ahead;
-    for (int64_t k = 0; k < p.depth; k++, a += p.panel, b += 2048) {
-      fetch(ahead, p.ahead_lines);
-      ahead += 64 * p.ahead_lines;
-#pragma GCC unroll 4
-      for (int d = 0; d < 16; d++) {
-        const __m512i b0 = load_bits(b + d * 64), b1 = load_bits(b + 1024 + d * 64);
-#pragma GCC unroll 12
-        for (int r = 0; r < R; r++) {
-          int32_t four;
-          std::memcpy(&four, a + r * kCodePanel + 4 * d, sizeof four);
-          const __m512i x = _mm512_set1_epi32(four);
-          sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], x, b0);
-          sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], x, b1);
-        }
-      }
-    }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-      store_bits(p.to + r * kColumns, sums[r][0]);
-      store_bits(p.to + r * kColumns + 16, sums[r][1]);
-    }
-  }
-
-  template <int R>
-  static MILLPOND_INLINE void some_rows(const CodeProduct& p, int64_t rows) {
-    if constexpr (R > 0) {
-      if (rows == R) return rows_of<R>(p);
-      some_rows<R - 1>(p, rows);
-    }
-  }
-
-  template <class Side>
-  static void block(const CodeProduct& p, int64_t rows, const Side&) {
-    some_rows<kRows>(p, rows);
-  }
-};
-
-using VectorCodes = VnniIsa;
-
-#endif
-
-#if defined(__AVX512VNNI__) || defined(__aarch64__)
 template <>
 struct Int8Of<FmaIsa> {
-  static constexpr bool kOffered = true;
   using Type = VectorCodes;
 };
-#endif
 
 #ifdef __AVX512BF16__
 template <>
 struct Int8Of<DotIsa> : Int8Of<FmaIsa> {};
-#endif
-
-#ifdef __AVX512VNNI__
-// Codes of kLanes numbers. Both terms are rounded before they are added: the least number's code is 0, the greatest's 255
-// or cut to it.
-MILLPOND_INLINE void store_codes(uint8_t* to, Floats codes, Ints zero) {
-  _mm_storeu_si128((__m128i*)to, _mm512_cvtusepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32(codes), zero)));
-}
-
 #endif
 
 // The range of a row's `width` columns; NaN if one of them is not finite. Returns codes per unit of x.

@@ -59,7 +59,6 @@ struct TileCodes {
 
 template <>
 struct Int8Of<TileIsa> {
-  static constexpr bool kOffered = true;
   using Type = TileCodes;
 };
 

@@ -9,6 +9,7 @@
 extern "C" void millpond_add_encoder_avx2(KernelTable* table) {
   table->measure_float32 = measure<FmaSpeed>;
   table->pack_rows_float32 = pack_rows<float>;
+  table->pack_rows_int8 = pack_rows_int8;
   table->copy_rows_float32 = copy_rows<float>;
   table->encode_float32 = Forward<FmaIsa>::encode;
   table->encoder_workspace_float32 = Forward<FmaIsa>::workspace;

@@ -1,0 +1,102 @@
+// Integer products of a block of rows in eight bits with one unit of a weight, for the vector instructions of x86-64.
+//
+// States are unsigned, weights signed. AVX512-VNNI and AVX-VNNI add four products to a sum of 32 bits at once. AVX2 adds
+// two as a number of 16 bits, which saturates, and widening costs as much again: there two such numbers are added first,
+// and pack_rows.h makes the weights so small that nothing reaches 32768: kMostOfLane is what the weights of one sign add
+// up to at most among those that meet in 16 bits. Of weights that are normally distributed that costs a bit.
+#pragma once
+
+#include "code_product.h"
+
+namespace {
+
+constexpr float kCodeShift = 0.0f;  // less than the code is what is stored
+constexpr int kCodeGroup = 4;  // inner numbers of a column that are neighbours
+
+// Codes of kLanes numbers. Both terms are rounded before they are added: the least number's code is 0, the greatest's 255
+// or cut to it.
+MILLPOND_INLINE void store_codes(uint8_t* to, Floats codes, Ints zero) {
+#ifdef __AVX512F__
+  _mm_storeu_si128((__m128i*)to, _mm512_cvtusepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32(codes), zero)));
+#else
+  const __m256i whole = _mm256_add_epi32(_mm256_cvtps_epi32(codes), zero);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  _mm_storel_epi64((__m128i*)to, _mm_packus_epi16(words, words));
+#endif
+}
+
+#ifdef MILLPOND_BYTE_PRODUCTS
+constexpr int kTogether = 1;  // groups of four inner numbers
+MILLPOND_INLINE Ints add_groups(Ints sum, const Ints* states, const Ints* weights) {
+  return add_byte_products(sum, states[0], weights[0]);
+}
+#else
+constexpr int kTogether = 2;
+constexpr int kMostOfLane = 128;  // times states of 255: 32640
+MILLPOND_INLINE Ints add_groups(Ints sum, const Ints* states, const Ints* weights) {
+  const Ints halves = _mm256_add_epi16(_mm256_maddubs_epi16(states[0], weights[0]),
+                                       _mm256_maddubs_epi16(states[1], weights[1]));
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(halves, _mm256_set1_epi16(1)));
+}
+#endif
+
+struct VectorCodes {
+  static constexpr int kRows = kLanes == 16 ? 12 : 6;
+  static constexpr bool kTiles = false;
+
+  template <int R>
+  static void rows_of(const CodeProduct& p) {
+    Ints sums[R][2];
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = broadcast_bits(0);
+    constexpr int64_t kHalf = kCodePanel * kLanes, kGroup = 4 * kLanes;
+    const uint8_t* a = p.rows;
+    const int8_t* b = p.unit;
+    const char* ahead = p.ahead;
+    for (int64_t k = 0; k < p.depth; k++, a += p.panel, b += 2 * kHalf) {
+      fetch(ahead, p.ahead_lines);
+      ahead += 64 * p.ahead_lines;
+#pragma GCC unroll 4
+      for (int d = 0; d < 16; d += kTogether) {
+        Ints low[kTogether], high[kTogether];
+#pragma GCC unroll 2
+        for (int i = 0; i < kTogether; i++) {
+          low[i] = load_bits(b + (d + i) * kGroup);
+          high[i] = load_bits(b + kHalf + (d + i) * kGroup);
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+          Ints states[kTogether];
+#pragma GCC unroll 2
+          for (int i = 0; i < kTogether; i++) {
+            int32_t four;
+            std::memcpy(&four, a + r * kCodePanel + 4 * (d + i), sizeof four);
+            states[i] = broadcast_bits(four);
+          }
+          sums[r][0] = add_groups(sums[r][0], states, low);
+          sums[r][1] = add_groups(sums[r][1], states, high);
+        }
+      }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      store_bits(p.to + r * kColumns, sums[r][0]);
+      store_bits(p.to + r * kColumns + kLanes, sums[r][1]);
+    }
+  }
+
+  template <int R>
+  static MILLPOND_INLINE void some_rows(const CodeProduct& p, int64_t rows) {
+    if constexpr (R > 0) {
+      if (rows == R) return rows_of<R>(p);
+      some_rows<R - 1>(p, rows);
+    }
+  }
+
+  template <class Side>
+  static void block(const CodeProduct& p, int64_t rows, const Side&) {
+    some_rows<kRows>(p, rows);
+  }
+};
+
+}  // namespace
