@@ -31,4 +31,4 @@ CAPS: Mapping[str, Mapping[str, str]] = {
 }
 # Below AVX512-BF16, products of bfloat16 run in oneDNN's reference code, far slower than float32.
 WITHOUT_BFLOAT16 = ("avx2", "avx512")
-NOT_CAPPED = ("st-onnx",)
+NOT_CAPPED = ("st-onnx", "st-onnx-int8", "fastembed")

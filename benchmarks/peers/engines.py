@@ -57,6 +57,7 @@ class Competitor:
 
 _ST = "sentence-transformers"
 _TWO = frozenset({"embed", "rerank"})
+_ONE = frozenset({"embed"})
 
 REFERENCE = "st-fp32"
 COMPETITORS = {
@@ -78,6 +79,14 @@ COMPETITORS = {
             options={"quantization": "int8"},
             precision="int8",
             tasks=_TWO,
+        ),
+        Competitor(
+            name="millpond-int8-all",
+            title="millpond int8-all",
+            family="millpond",
+            options={"quantization": "int8-all"},
+            precision="int8",
+            tasks=_ONE,
         ),
         Competitor(name="st-fp32", title=f"{_ST} fp32", family=_ST, precision="float32", searches=True, smoke=True),
         Competitor(name="st-bf16", title=f"{_ST} bf16", family=_ST, options={"dtype": "bfloat16"}, searches=True),
@@ -101,6 +110,38 @@ COMPETITORS = {
             tasks=_TWO,
             searches=True,
             backend="openvino",
+        ),
+        Competitor(
+            name="st-onnx-int8",
+            title=f"{_ST} ONNX int8",
+            family=_ST,
+            environment="openvino",
+            options={"backend": "onnx", "int8": True},
+            precision="int8",
+            tasks=_ONE,
+            searches=True,
+            backend="onnx-int8",
+        ),
+        Competitor(
+            name="st-openvino-int8",
+            title=f"{_ST} OpenVINO int8",
+            family=_ST,
+            environment="openvino",
+            options={"backend": "openvino", "int8": True},
+            precision="int8",
+            tasks=_ONE,
+            searches=True,
+            backend="openvino-int8",
+        ),
+        Competitor(
+            name="fastembed",
+            title="fastembed",
+            family="fastembed",
+            environment="openvino",
+            precision="float32",
+            tasks=_ONE,
+            searches=True,
+            backend="onnx",
         ),
         Competitor(
             name="vllm",

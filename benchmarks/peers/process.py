@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 # A cap of `peers.caps` below AVX512-BF16.
 NO_BFLOAT16 = os.environ.get("MILLPOND_ISA") in ("avx2", "avx512")
@@ -29,13 +30,25 @@ class LoadedModel:
         self.work = prepare(model, options)
         return {"import_seconds": imported - begin, "load_seconds": time.perf_counter() - imported}
 
-    def export(self, task, model, backend, to):
-        """Export the model to another runtime's format, so that the export is not part of measured starts."""
+    def export(self, task, model, backend, to, inputs):
+        """Export the model to another runtime's format, so that the export is not part of measured starts.
+
+        `inputs`: texts by which int8 is calibrated.
+        """
         import sentence_transformers
 
+        runtime, _, precision = backend.partition("-")
         classes = {"embed": "SentenceTransformer", "rerank": "CrossEncoder", "tokens": "MultiVectorEncoder"}
-        loaded = getattr(sentence_transformers, classes[task])(model, device="cpu", backend=backend)
+        # Under a cap OpenVINO would compile for bfloat16, without kernels for it.
+        more = {"model_kwargs": {"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}} if runtime == "openvino" else {}
+        loaded = getattr(sentence_transformers, classes[task])(model, device="cpu", backend=runtime, **more)
         loaded.save_pretrained(to)
+        # fastembed takes the smaller of two limits, one of which other engines do not look at.
+        settings = Path(to, "tokenizer_config.json")
+        content = json.loads(settings.read_text(encoding="utf-8"))
+        settings.write_text(json.dumps({**content, "max_length": content["model_max_length"]}), encoding="utf-8")
+        if precision == "int8":
+            {"onnx": quantize_onnx, "openvino": quantize_openvino}[runtime](loaded, to, self.read(inputs))
         return {}
 
     def run(self, inputs, batch=None):
@@ -151,8 +164,10 @@ def sentence_transformers(task):
             import torch
 
             arguments["model_kwargs"]["torch_dtype"] = getattr(torch, options["dtype"])
-        if files := {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml"}.get(options.get("backend")):
-            arguments["model_kwargs"]["file_name"] = files
+        suffix = "_int8" if options.get("int8") else ""
+        files = {"onnx": f"onnx/model{suffix}.onnx", "openvino": f"openvino/openvino_model{suffix}.xml"}
+        if options.get("backend") in files:
+            arguments["model_kwargs"]["file_name"] = files[options["backend"]]
         if options.get("backend") == "openvino" and NO_BFLOAT16:
             # OpenVINO sees that the processor has bfloat16, chooses it, and finds no kernel under the cap.
             arguments["model_kwargs"]["ov_config"] = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -174,6 +189,53 @@ def sentence_transformers(task):
             return {"scores": encoder.predict(pairs, batch_size=batch or 32, show_progress_bar=False)}
 
         return {"embed": embed, "tokens": tokens, "rerank": rerank}[task]
+
+    return prepare
+
+
+def quantize_onnx(loaded, to, texts):
+    """Weights in int8, states when they are computed, as sentence-transformers' page says for AVX2."""
+    from sentence_transformers.backend import export_dynamic_quantized_onnx_model
+
+    export_dynamic_quantized_onnx_model(loaded, "avx2", to, file_suffix="int8")
+
+
+def quantize_openvino(loaded, to, texts):
+    """Weights and states in int8 by NNCF, as sentence-transformers' page says, whose ranges are those of `texts`."""
+    import nncf
+    import openvino
+
+    tokenizer = loaded.tokenizer
+    rows = [dict(tokenizer(text, truncation=True, max_length=512, return_tensors="np")) for text in texts]
+    model = openvino.Core().read_model(os.path.join(to, "openvino", "openvino_model.xml"))
+    names = {name for each in model.inputs for name in each.names}
+    dataset = nncf.Dataset([{name: row[name] for name in names} for row in rows])
+    quantized = nncf.quantize(model, dataset, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(rows))
+    openvino.save_model(quantized, os.path.join(to, "openvino", "openvino_model_int8.xml"))
+
+
+def fastembed(task):
+    """`TextEmbedding` with a custom model, the exported ONNX file; no other task of a sentence-transformers model."""
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    def prepare(model, options):
+        with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
+            width = json.load(file)["hidden_size"]
+        TextEmbedding.add_custom_model(
+            model="local/exported",
+            pooling=PoolingType.MEAN,
+            normalization=True,
+            sources=ModelSource(hf="local/exported"),
+            dim=width,
+            model_file="onnx/model.onnx",
+        )
+        encoder = TextEmbedding("local/exported", specific_model_path=model)
+
+        def embed(texts, batch):
+            return {"vectors": list(encoder.embed(texts, batch_size=batch or 256))}
+
+        return {"embed": embed}[task]
 
     return prepare
 
@@ -272,6 +334,7 @@ def without_bfloat16():
 
 
 FAMILIES = {
+    "fastembed": fastembed,
     "millpond": millpond,
     "sentence-transformers": sentence_transformers,
     "transformers": transformers,
