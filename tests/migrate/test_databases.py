@@ -104,6 +104,26 @@ def test_there_and_back_and_to_the_end(opened: Open) -> None:
     assert set(opened().collections()) == {"docs", again.serving}
 
 
+@pytest.mark.parametrize("url", ["qdrant", "milvus"], indirect=True)
+def test_aliases_of_the_database_go_there_and_back(opened: Open) -> None:
+    """Programs that read by an alias with the database's own client see the collection that serves."""
+    old = opened()
+    write(old, records())
+    client = old.client
+
+    def named() -> str:
+        if hasattr(client, "get_aliases"):  # Qdrant
+            return str({each.alias_name: each.collection_name for each in client.get_aliases().aliases}["live"])
+        return str(client.describe_alias("live")["collection_name"])
+
+    old.swap_alias("live") if hasattr(old, "swap_alias") else client.create_alias("docs", "live")
+    assert named() == "docs"
+    run(opened())
+    assert named() == opened().succession().serving != "docs"
+    assert Migration(opened()).rollback(OLD).phase == "rolled back"  # type: ignore[arg-type]
+    assert named() == "docs"
+
+
 def test_a_bridge_is_kept_in_the_database(opened: Open) -> None:
     rows = [
         Record(f"r{n}", f"{record.text} {n % 7} {n % 11} {n % 13}", {"n": n}) for n, record in enumerate(records() * 6)

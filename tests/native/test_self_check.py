@@ -17,7 +17,9 @@ from millpond.backends.native import families, kernels, self_check, structs
 from millpond.backends.native.kernels import encoder_name, kernels_of
 from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.backends.native.self_check import check_encoder, encoder_rows
+from millpond.engine.loading import describe
 from millpond.native import library
+from millpond.values.config import EngineConfig
 
 pytestmark = [
     pytest.mark.skipif(library.kernel_table() is None, reason="no compiled kernels"),
@@ -226,6 +228,21 @@ def test_an_engine_with_a_wrong_encoder_runs_in_torch(monkeypatch, tmp_path, cap
     (message,) = warnings(caplog)
     for part in (f"encoder {library.isa()}", "float32", "env --check"):
         assert part in message
+
+
+def test_auto_is_int8_where_the_check_finds_it_right(monkeypatch, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", config=SIZE)
+
+    def fingerprint(quantization):
+        with Engine(folder, dtype="float32", device="cpu", quantization=quantization) as engine:
+            return engine.spec.fingerprint
+
+    plain, int8 = fingerprint(None), fingerprint("int8")
+    assert fingerprint("auto") == int8 != plain
+    config = EngineConfig(model=str(folder), dtype="float32", device="cpu", quantization="auto")
+    assert describe(config).fingerprint == int8
+    monkeypatch.setattr(kernel_check, "_disabled", {encoder_name("float32", "feeds"): "differs"})
+    assert fingerprint("auto") == describe(config).fingerprint == plain
 
 
 def test_without_the_check_a_wrong_encoder_serves(monkeypatch, tmp_path, caplog):

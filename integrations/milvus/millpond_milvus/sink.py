@@ -247,6 +247,12 @@ class MilvusDriver(CollectionDriver[str]):
         with self.connection.changing():
             self.connection.call("drop_collection", self._name)
 
+    def move_aliases(self, to: str, *, but: str) -> None:
+        """Let the aliases of the collection name another one, each in one step."""
+        for alias in self.connection.call("list_aliases", self._name)["aliases"]:
+            if alias != but:
+                self.connection.call("alter_alias", to, alias)
+
     def _query(
         self, row_ids: Sequence[str], widths: Sequence[int], fields: list[str], most: int
     ) -> Iterator[Mapping[str, Any]]:

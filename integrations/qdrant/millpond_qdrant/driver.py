@@ -210,6 +210,21 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         self.connection.check_folder()
         self.connection.client.delete_collection(self._name)
 
+    def move_aliases(self, to: str, *, but: str) -> None:
+        """Let the aliases of the collection name another one, all in one step."""
+        client = self.connection.client
+        changes: list[models.AliasOperations] = []
+        for known in client.get_collection_aliases(self._name).aliases:
+            if (alias := known.alias_name) != but:
+                deleted = models.DeleteAlias(alias_name=alias)
+                created = models.CreateAlias(alias_name=alias, collection_name=to)
+                changes += [
+                    models.DeleteAliasOperation(delete_alias=deleted),
+                    models.CreateAliasOperation(create_alias=created),
+                ]
+        if changes:
+            client.update_collection_aliases(changes)
+
     def _retrieve(
         self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest, *, payload: Any
     ) -> list[models.Record]:

@@ -46,6 +46,15 @@ def choose(checkpoint: Checkpoint, architecture: Architecture, config: EngineCon
     return _instead(obstacle, name, config)
 
 
+def resolve_quantization(checkpoint: Checkpoint, architecture: Architecture, config: EngineConfig) -> EngineConfig:
+    """``auto`` is ``int8`` where compiled kernels run the backbone and are right by the self-check, else none."""
+    if config.quantization != "auto":
+        return config
+    resolved = replace(config, device=",".join(resolve_devices(config.device)))
+    fast = config.backend != "torch" and native.cannot_run(checkpoint, architecture, resolved) is None
+    return replace(config, quantization="int8" if fast and native.is_right_in_int8(config) else None)
+
+
 def choose_with_heads(choice: Choice, description: ModelDescription, config: EngineConfig) -> Choice:
     """The backend of a described checkpoint, given that of its backbone; no weights are read.
 

@@ -74,7 +74,8 @@ class Engine(TaskMethods):
         quantization: ``int8``, ``int8-all`` or ``fp8`` keeps the weights of linear layers in eight bits and quantizes
             each token's activations during the forward. On a CPU ``int8`` does so in the feed-forward layers and
             ``int8-all`` in all; on a GPU they are the same. ``fp8`` needs a GPU of compute capability 8.9; on a GPU
-            all need the ``quantization`` extra. docs/engine.md says what they cost and gain.
+            all need the ``quantization`` extra. ``auto`` is ``int8`` where compiled kernels run it and are right by the
+            self-check, else none. Vectors of each are a space of their own; docs/engine.md says what they cost.
         max_batch_tokens: Most tokens per forward.
         max_queue: Most texts waiting; a call that would exceed it is refused (a single call may have any size).
         cache: A path, ``":memory:"`` or a :class:`~millpond.VectorCache`; vectors are read from it and committed to it.

@@ -136,6 +136,7 @@ def _load(config: EngineConfig, check: bool | None, role: Role | None) -> Replic
         tokenizer = thread.submit(_tokenizer, checkpoint, architecture, layout)
         from millpond.backends import choose
 
+        config = choose.resolve_quantization(checkpoint, architecture, config)
         choice = choose.choose(checkpoint, architecture, config)
         check_numbers(layout, checkpoint.source)
     description, encoder = _describe(checkpoint, architecture, layout, tokenizer.result(), config)
@@ -239,7 +240,10 @@ def _outputs(detected: DetectedTasks) -> dict[Task, OutputSpec]:
 
 
 def _read(config: EngineConfig) -> tuple[ModelDescription, InputEncoder]:
+    from millpond.backends import choose
+
     checkpoint, architecture, layout = identify(config)
+    config = choose.resolve_quantization(checkpoint, architecture, config)
     return _describe(checkpoint, architecture, layout, _tokenizer(checkpoint, architecture, layout), config)
 
 

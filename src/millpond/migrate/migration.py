@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from millpond.errors import InvalidRequestError, MillpondError, SinkError
@@ -32,6 +33,8 @@ _QUIET_ROWS, _QUIET_SHARE = 256, 0.001
 # Seconds for which writers wait at the least, and how many times as long as the last pass took.
 _SEALED, _SEALED_PASSES = 30.0, 4.0
 _SEALS = 8
+# Row ids that are asked for or deleted in one request, and that are held in memory while a collection is emptied.
+_PAGE, _DROPPED = 1024, 1 << 16
 # Seconds that requests take which began before writers were held back.
 IN_FLIGHT = 1.0
 # Seconds after a cut-over until every reader has read the manifest again: twice what a sink trusts it.
@@ -126,6 +129,7 @@ class Migration:
         """
         filling = self.begin(engine, sparse_engine=sparse_engine, bridge=bridge)
         if filling is None:
+            self._move_aliases()  # a run that was killed after the cut-over may not have
             return self._outcome()
         former = filling.copy.source.own().fingerprint
         return self._advance(filling.state, filling.copy, engine, former=former)
@@ -212,6 +216,7 @@ class Migration:
         )
         if engine is None:
             self._note(back)
+            self._move_aliases()
             return self._outcome()
         if found.rechunks:
             raise InvalidRequestError(
@@ -268,9 +273,8 @@ class Migration:
         if found is None or not found.other:
             return 0
         other, serving = self.head.named(found.other), self.head.named(found.serving)
-        count, ids = 0, [row_id for row_id, _ in other.scan()]
-        for start in range(0, len(ids), 1024):
-            part = ids[start : start + 1024]
+        count, rows = 0, other.scan()
+        while part := [row_id for row_id, _ in islice(rows, _PAGE)]:
             count += len(set(part) - serving.fetch(part).keys())
         return count
 
@@ -328,6 +332,7 @@ class Migration:
                 rechunks=state.rechunks,
             )
         self._note(replace(then, since=time.time()))
+        self._move_aliases()
         if not then.rechunks:
             copy.take_late()
         return self._outcome()
@@ -399,9 +404,20 @@ class Migration:
                 sink.own()
                 sink.drop()
             return
-        ids = [row_id for row_id, _ in sink.scan()]
-        for start in range(0, len(ids), 1024):
-            sink.delete_rows(ids[start : start + 1024])
+        former: list[str] = []
+        # A scan may pass over rows while others are deleted, so each begins anew.
+        while ids := [row_id for row_id, _ in islice(sink.scan(), _DROPPED)]:
+            if ids == former:
+                raise SinkError(f"rows of collection {name!r} are still there after they were deleted; finish again")
+            for start in range(0, len(ids), _PAGE):
+                sink.delete_rows(ids[start : start + _PAGE])
+            former = ids
+
+    def _move_aliases(self) -> None:
+        """Let aliases of the collection that serves no longer name the one that does, unless it is at another place."""
+        found = self.succession()
+        if found is not None and ":" not in found.other + found.serving:
+            self.head.named(found.other).move_aliases(found.serving, but=self.head.collection)
 
     def _note(self, succession: Succession | None) -> None:
         """Store the succession; again if a run that noted its id at this moment has written the former one back."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from millpond.backends.backend import LoadedModels
-from millpond.backends.kernel_check import is_on
+from millpond.backends.kernel_check import disabled, is_on
 from millpond.backends.native.families import missing_plan
-from millpond.backends.native.kernels import Int8, Precision, missing_kernels
+from millpond.backends.native.kernels import Int8, Precision, encoder_name, missing_kernels
 from millpond.backends.native.model import build_model
 from millpond.backends.native.self_check import check_encoder
 from millpond.checkpoints.architecture import Architecture
@@ -18,7 +18,7 @@ from millpond.support.load_progress import loading_bar
 from millpond.values.config import EngineConfig
 
 # The weights in eight bits, by the names of quantizations.
-_INT8: dict[str | None, Int8] = {None: "none", "int8": "feeds", "int8-all": "all"}
+_INT8: dict[str | None, Int8] = {None: "none", "int8": "feeds", "int8-all": "all", "auto": "feeds"}
 _PRECISIONS: dict[str, Precision] = {"float32": "float32", "bfloat16": "bfloat16"}
 
 
@@ -37,6 +37,14 @@ def cannot_run(checkpoint: Checkpoint, architecture: Architecture, config: Engin
         return f"dtype={config.dtype!r} is torch's"
     missing = missing_kernels(_precision(config))
     return missing or missing_plan(checkpoint.config, architecture)
+
+
+def is_right_in_int8(config: EngineConfig) -> bool:
+    """Whether the self-check finds the encoder right with ``quantization="int8"``."""
+    precision = _precision(config)
+    if is_on():
+        check_encoder(precision, "feeds")
+    return disabled(encoder_name(precision, "feeds")) is None
 
 
 def load(description: ModelDescription, config: EngineConfig, *, check: bool | None = None) -> LoadedModels:

@@ -25,7 +25,7 @@ _OPTIONS: dict[str, tuple[tuple[Any, ...], ...]] = {
         ("convert", "auto, embed, classify or none."),
         ("device", "auto, cpu, cuda, mps, or several: cuda:0,cuda:1."),
         ("dtype", "auto, float32, float16 or bfloat16."),
-        ("quantization", "int8, int8-all or fp8."),
+        ("quantization", "int8, int8-all, auto or fp8."),
         ("max_model_len", "Most tokens per prompt (16k: 16000, 16K: 16384).", "N"),
         ("hf_overrides", "Merged into config.json; also --hf-overrides.KEY VALUE.", "JSON"),
         ("pooler_config", "vLLM's; also --pooler-config.KEY VALUE.", "JSON"),

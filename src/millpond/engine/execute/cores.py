@@ -7,34 +7,56 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from functools import cache
 
 from millpond.support.processor import usable_cores
 
 
 class Cores:
-    """A number of cores to claim and release; thread-safe."""
+    """A number of cores to claim and release; thread-safe. Who waits first is served first."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._free = count
         self._lock = threading.RLock()
-        self._released = threading.Condition(self._lock)
+        self._waiting: deque[threading.Lock] = deque()  # each is released when its thread gets a core
 
     @property
     def free(self) -> int:
         """Number of cores that are not claimed."""
         return self._free
 
-    def claim(self, *, wait: bool = True) -> bool:
-        """Claim a core, if one is free, or after a ``wait`` for one; returns whether it was claimed."""
+    def claim(self, *, wait: bool = True, seconds: float | None = None) -> bool:
+        """Claim a core, if one is free, or after a ``wait`` for one, of so many seconds at most.
+
+        Returns whether it was claimed.
+        """
         with self._lock:
-            if wait and self._free <= 0:
-                self._released.wait_for(lambda: self._free > 0)
-            if self._free <= 0:
+            if self._free > 0:
+                self._free -= 1
+                return True
+            if not wait:
                 return False
-            self._free -= 1
-            return True
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        try:
+            if turn.acquire(timeout=-1 if seconds is None else seconds):
+                return True
+        except BaseException:  # Ctrl-C
+            if not self._leave(turn):
+                self.release()
+            raise
+        return not self._leave(turn)
+
+    def _leave(self, turn: threading.Lock) -> bool:
+        """Wait no longer; returns ``False`` if a core was handed over meanwhile."""
+        with self._lock:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+                return True
+            return False
 
     def widen(self, most: int) -> int:
         """Claim up to ``most`` more cores that are free now; returns their number."""
@@ -46,10 +68,12 @@ class Cores:
             return more
 
     def release(self, count: int = 1) -> None:
-        """Give cores back."""
+        """Give cores back: to those that wait, the oldest first, before anybody who comes later."""
         with self._lock:
             self._free += count
-            self._released.notify(count)
+            while self._free > 0 and self._waiting:
+                self._free -= 1
+                self._waiting.popleft().release()
 
 
 def process_cores() -> Cores:

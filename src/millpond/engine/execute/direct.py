@@ -35,6 +35,10 @@ logger = logging.getLogger(__name__)
 # A longer text may be tokenized in parts, and takes so long that the ordinary way costs it nothing.
 MOST_CHARACTERS = 4096
 _CHARACTERS_PER_TOKEN = 4  # about
+# Texts for each core that wait for it in their callers' threads: more are batched, which then takes less time.
+_TURNS = 4
+# Seconds that they wait at most: other engines of the process may have the cores for longer, and Ctrl-C waits, too.
+_PATIENCE = 0.02
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -101,7 +105,7 @@ class Direct(ABC):
         return future
 
     def _enter(self) -> bool:
-        return os.getpid() == self._pid and self._admission.enter_direct(self._cores.count)
+        return os.getpid() == self._pid and self._admission.enter_direct(_TURNS * self._cores.count)
 
     def _withdraw(self, future: Future[Any]) -> None:
         if future.cancelled():  # before it was begun
@@ -110,8 +114,7 @@ class Direct(ABC):
     def _run(self, item: Any, marks: _Marks) -> Any:
         output = None
         try:
-            if self._cores.free:
-                output = self._compute(item, marks)
+            output = self._compute(item, marks)
         except (UnicodeEncodeError, MillpondError):  # the ordinary way says where
             pass
         except Exception as error:  # if the ordinary way fails, too, its caller gets the error
@@ -125,7 +128,7 @@ class Direct(ABC):
         part = self._cores.count // self._admission.crowd
         tokens, read = self._read(item, part)
         marks.tokenized = perf_counter()
-        if not tokens or not self._cores.claim(wait=False):
+        if not tokens or not self._cores.claim(seconds=_PATIENCE):
             return None
         threads = 1
         try:

@@ -76,7 +76,7 @@ class Admission:
         return self._crowd
 
     def enter_direct(self, most: int) -> bool:
-        """Take on a text that its caller runs by itself, if no call and less than ``most`` such texts are running.
+        """Take on a text that its caller runs by itself, if no call and less than ``most`` such texts are admitted.
 
         Returns whether it was taken on.
         """
@@ -86,6 +86,8 @@ class Admission:
         with self._lock:
             self._meet()
             if self._owners or self._direct >= most or self._closed:
+                return False
+            if self._direct and self._texts >= self._max_queue:
                 return False
             if not self._direct:
                 self._since = time.monotonic()

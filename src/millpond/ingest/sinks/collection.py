@@ -164,6 +164,18 @@ class CollectionSink(CollectionReader[NativeFilter], Generic[NativeFilter]):
         self._change(self._driver.drop, "deleting the collection")
         self._manifest = self._prepared = None
 
+    def move_aliases(self, to: str, *, but: str) -> None:
+        """Let the database's own aliases of this collection name another one: programs that read by them see either.
+
+        Args:
+            to: The other collection, in the same database.
+            but: The alias that stays.
+
+        Raises:
+            SinkError: The database does not answer, or refuses.
+        """
+        self._connection.request("moving aliases", lambda: self._driver.move_aliases(to, but=but))
+
     def check(self, record: Record) -> None:
         """Raise InvalidRequestError for a record that no request could carry, or that the database cannot store.
 

@@ -180,6 +180,14 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
         """
         raise SinkError(f"this sink of {self.connection.database} cannot delete its collection")
 
+    def move_aliases(self, to: str, *, but: str) -> None:
+        """Let the aliases of the collection name another one; by default the database has none.
+
+        Args:
+            to: The other collection, in the same database.
+            but: The alias that stays.
+        """
+
     def scan(self, manifest: CollectionManifest) -> Iterator[Sequence[tuple[str, str]]]:
         """Pages of row ids and record ids, over the whole collection.
 
