@@ -149,9 +149,12 @@ def quality(judged: Judged, old: Engine, new: Any, name: str, folder: Path) -> d
 
 
 def queries(
-    name: str, url: str, documents: Sequence[Record], asked: Sequence[Record], old: Engine, new: Any
+    name: str, url: str, documents: Sequence[Record], asked: Sequence[Record], old: Engine, new: Any, gentle: Any
 ) -> dict[str, Any]:
-    """Milliseconds of queries before and during migrations at full speed and at a rate."""
+    """Milliseconds of queries before and during migrations at full speed and at a rate.
+
+    ``gentle``: the new model in batches as ``millpond migrate run --rows-per-second`` has them.
+    """
     found: dict[str, Any] = {"database": name, "rows": len(documents)}
     with ExitStack() as stack:
         head: Any = stack.enter_context(closing(open_sink(url)))
@@ -159,14 +162,14 @@ def queries(
         reader: Any = stack.enter_context(closing(open_sink(url)))
         _ask(reader, old, asked, lambda count: count >= 20)
         found["before"] = _ask(reader, old, asked, lambda count: count >= max(200, len(asked)))
-        for label, rate in (("at 50 rows a second", 50.0), ("at full speed", None)):
+        for label, rate, filler in (("at 50 rows a second", 50.0, gentle), ("at full speed", None, new)):
             done = threading.Event()
             options = CopyOptions(rows_per_second=rate, show_progress=False)
             migration = Migration(head, Change(spec=new.spec), options=options)
 
-            def run(migration: Migration = migration, done: threading.Event = done) -> None:
+            def run(migration: Migration = migration, done: threading.Event = done, filler: Any = filler) -> None:
                 try:
-                    assert migration.run(new).phase == "live"
+                    assert migration.run(filler).phase == "live"
                 finally:
                     done.set()
 
@@ -218,10 +221,11 @@ def main() -> None:
             ]
         if "queries" in arguments.only:
             results["queries"] = []
+            gentle = stack.enter_context(Engine(model, dtype="float32", pooling="cls", max_batch_tokens=256))
             for name in arguments.databases.split(","):
                 if (url := _url(name, folder, stack)) is not None:
                     documents, asked = sets[0].documents, sets[0].queries
-                    results["queries"].append(queries(name, url, documents, asked, old, models["cls pooling"]))
+                    results["queries"].append(queries(name, url, documents, asked, old, models["cls pooling"], gentle))
     if arguments.record and not arguments.smoke:
         print(record("migrate", results))
 

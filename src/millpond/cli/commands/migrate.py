@@ -22,6 +22,7 @@ from millpond.cli.output.columns import aligned
 from millpond.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    from millpond.cache.vector_cache import VectorCache
     from millpond.engine.engine import Engine
     from millpond.ingest.sinks.collection import CollectionSink
     from millpond.migrate.migration import Migration
@@ -35,6 +36,9 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Change the model, the widths or the chunks of a collection, while it is searched and written to.",
 )
+
+# Tokens of a batch under --rows-per-second, unless --engine says otherwise: searches here wait for one at most.
+_GENTLE_TOKENS = 256
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="URL of the collection: {sinks}.")]
 Format = Annotated[Literal["table", "json"], typer.Option(help=options.FORMAT)]
@@ -126,7 +130,8 @@ def run(
         migration = _migration(head, change, chunks, engine, columns, settings)
         migration.check()
         vectors = open_cache(stack, copying.cache)
-        loaded = stack.enter_context(engine.load(change.model, cache=vectors))
+        gentle = {} if copying.rows_per_second is None else {"max_batch_tokens": _GENTLE_TOKENS}
+        loaded = stack.enter_context(_engine(change.model, {**gentle, **engine.settings}, cache=vectors))
         sparse = (
             None if change.sparse_model is None else stack.enter_context(_engine(change.sparse_model, engine.placement))
         )
@@ -225,10 +230,10 @@ def _opened(url: str) -> Iterator[CollectionSink[Any]]:
         sink.close()
 
 
-def _engine(model: str, settings: Mapping[str, Any]) -> Engine:
+def _engine(model: str, settings: Mapping[str, Any], *, cache: VectorCache | None = None) -> Engine:
     from millpond.engine.engine import Engine
 
-    return Engine(model, **settings)
+    return Engine(model, cache=cache, **settings)
 
 
 def _described(model: str, engine: EngineOptions) -> ModelSpec:
