@@ -15,7 +15,17 @@ Record = Mapping[str, Any]
 OURS, OURS_TOO, THEIRS = "#c2410c", "#e8a27c", ("#334155", "#0369a1", "#4d7c0f", "#7e22ce", "#64748b", "#0f766e")
 GRID = "#e5e7eb"
 # Lines of the plots; the tables have all settings.
-SHOWN = ("millpond", "millpond-compile", "st-openvino", "vllm", "st-bf16", "transformers", "st-onnx", "fastembed", "st-fp32")
+SHOWN = (
+    "millpond",
+    "millpond-compile",
+    "st-openvino",
+    "vllm",
+    "st-bf16",
+    "transformers",
+    "st-onnx",
+    "fastembed",
+    "st-fp32",
+)
 
 
 def draw(results: Path, images: Path, *, suffix: str = "svg") -> list[Path]:
