@@ -13,6 +13,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.gates import until
 
 from millpond.backends.device_errors import LostDevice, is_device_lost, is_out_of_memory
 from millpond.backends.native.threads import NativeThreads
@@ -28,6 +29,33 @@ def test_a_core_is_claimed_once():
     cores.release()
     assert cores.free == 1
     assert cores.claim(wait=False)
+
+
+def test_who_waits_first_is_served_first_and_before_who_comes_later():
+    cores, served = Cores(1), []
+    cores.claim()
+
+    def wait(number):
+        cores.claim()
+        served.append(number)
+        cores.release()
+
+    threads = [threading.Thread(target=wait, args=(number,)) for number in range(4)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        until(lambda number=number: len(cores._waiting) == number + 1)
+    cores.release()
+    for thread in threads:
+        thread.join(60)
+    assert served == [0, 1, 2, 3] and cores.free == 1
+
+
+def test_a_wait_that_was_long_enough_leaves_no_claim():
+    cores = Cores(1)
+    cores.claim()
+    assert not cores.claim(seconds=0.01)
+    cores.release()
+    assert cores.free == 1 and cores.claim(seconds=0.01)
 
 
 def test_a_claim_waits_for_a_release():

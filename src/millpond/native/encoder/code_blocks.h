@@ -85,17 +85,9 @@ struct VectorCodes {
     }
   }
 
-  template <int R>
-  static MILLPOND_INLINE void some_rows(const CodeProduct& p, int64_t rows) {
-    if constexpr (R > 0) {
-      if (rows == R) return rows_of<R>(p);
-      some_rows<R - 1>(p, rows);
-    }
-  }
-
   template <class Side>
   static void block(const CodeProduct& p, int64_t rows, const Side&) {
-    some_rows<kRows>(p, rows);
+    some_rows<VectorCodes, kRows>(p, rows);
   }
 };
 

@@ -21,4 +21,13 @@ struct CodeProduct {
   int64_t ahead_lines;  // of each panel
 };
 
+// rows_of() of an instruction set, for R rows at most.
+template <class Isa, int R>
+MILLPOND_INLINE void some_rows(const CodeProduct& p, int64_t rows) {
+  if constexpr (R > 0) {
+    if (rows == R) return Isa::template rows_of<R>(p);
+    some_rows<Isa, R - 1>(p, rows);
+  }
+}
+
 }  // namespace
