@@ -165,7 +165,7 @@ def startup_table(results: Record) -> str:
         [
             title(name),
             *(bold(name, f"{row[key]:.2f}") for key in keys),
-            *(bold(name, f"{row[key] / 1e6:,.0f}") for key in ("first_bytes", "peak_bytes")),
+            *(bold(name, f"{row[key] / 1e6:,.0f}") if row[key] else MISSING for key in ("first_bytes", "peak_bytes")),
         ]
         for name, row in sorted(results["rows"].items(), key=lambda item: item[1]["seconds"])
     ]
