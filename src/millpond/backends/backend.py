@@ -102,13 +102,14 @@ class Pending(Protocol):
 
 
 class TextVector(Protocol):
-    """What computes the vector of one text, without a batch."""
+    """What computes the vector of one text, or of a few short ones, without a batch."""
 
-    most_tokens: int  # of a text
+    most_texts: int
+    most_tokens: int  # of all of them
     wake: Callable[[int], None]  # wakes so many threads for a text that is being tokenized
 
-    def __call__(self, ids: Ints, threads: int) -> Matrix | None:
-        """``[1, width]``, on so many threads; ``None``: it is not finite."""
+    def __call__(self, ids: Sequence[Ints], threads: int) -> Matrix | None:
+        """``[texts, width]``, on so many threads; ``None``: one of them is not finite."""
 
 
 class Model(Protocol):

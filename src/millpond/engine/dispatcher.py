@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from millpond.backends.device_errors import LostDevice, LostDevices
 from millpond.engine.execute.cores import process_cores
-from millpond.engine.execute.direct import Direct, DirectText
+from millpond.engine.execute.direct import Direct, DirectText, most_at_once
 from millpond.engine.execute.direct_item import DirectItem
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.overlapping_worker import OverlappingWorker
@@ -56,8 +56,9 @@ class Dispatcher:
         feeders = _intake_threads(replicas)
         self.threads = ThreadPoolExecutor(feeders, thread_name_prefix=f"{self._name}-intake")
         self.large_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-large")
-        # As many as may compute at once; each is started when it is needed.
-        self._direct_threads = ThreadPoolExecutor(process_cores().count, thread_name_prefix=f"{self._name}-direct")
+        # As many as may compute or wait for a core; each is started when it is needed.
+        most = most_at_once(process_cores())
+        self._direct_threads = ThreadPoolExecutor(most, thread_name_prefix=f"{self._name}-direct")
         self._committer: Committer | None = None
         if cache is not None:
             name = f"{self._name}-commit"

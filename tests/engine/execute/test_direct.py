@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.gates import until
 from tests.tiny import Layout, Normalize, Pooling
 from tests.tiny.heads import write_cross_encoder, write_m3, write_pylate, write_stanford
 
 from millpond import AsyncEngine, Engine, PoolingParams
 from millpond.engine.engine import submission_of
+from millpond.engine.execute import direct as direct_module
 from millpond.engine.execute.cores import process_cores
-from millpond.engine.execute.direct import Direct, DirectText
+from millpond.engine.execute.direct import Direct, DirectText, most_at_once
 from millpond.engine.schedule.admission import Admission
 from millpond.errors import EngineClosedError, InvalidRequestError, MillpondError
 from millpond.values.outputs import EmbeddingOutput, TokenEmbeddingOutput
@@ -289,6 +291,55 @@ def test_an_error_leaves_nothing_behind_and_the_ordinary_way_answers(
     assert (stats.running_calls, stats.waiting_texts, stats.running_batches, stats.calls_failed) == (0, 0, 0, 0)
 
 
+TEXTS = ("a", "a b c", "", "mill", "w " * 40, "a")
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
+def test_texts_that_wait_for_a_core_are_run_together(
+    family: str, engine_of: Callable[..., Engine], checkpoint_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(checkpoint_of(family, sentence_transformers=FAMILIES[family]), backend="native")
+    expected = [ordinarily(partial(engine.embed, [text], prompt="turn: ")) for text in TEXTS]
+    before = engine.stats().batches
+    for found, one in zip(in_line(engine, TEXTS, monkeypatch, prompt="turn: "), expected, strict=True):
+        assert_same(found, one)
+    after = engine.stats()
+    assert after.batches - before < len(TEXTS) and (after.running_calls, after.waiting_texts) == (0, 0)
+
+
+def test_an_error_of_texts_that_are_run_together_leaves_each_to_the_ordinary_way(
+    engine: Engine, ran: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [ordinarily(partial(engine.embed, [text])) for text in TEXTS]
+    held = Held(engine)
+    held.going.set()
+    held.error = MemoryError()
+    for found, one in zip(in_line(engine, TEXTS, monkeypatch), expected, strict=True):
+        assert_same(found, one)
+    assert ran.count(None) > 1
+
+
+def in_line(
+    engine: Engine, texts: Sequence[str], monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> list[EmbeddingOutput]:
+    """The outputs of texts whose callers come while all cores are taken."""
+    monkeypatch.setattr(direct_module, "_PATIENCE", 60.0)
+    monkeypatch.setattr(direct_module, "_TURNS", len(texts))
+    cores = process_cores()
+    taken = cores.widen(cores.count)
+    threads = []
+    try:
+        for number, text in enumerate(texts, 1):
+            threads.append(in_thread(partial(engine.embed, [text], **options)))
+            until(lambda number=number: len(cores._waiting) == number)  # type: ignore[misc]
+    finally:
+        cores.release(taken)
+    for thread, _ in threads:
+        thread.join(60)
+    assert cores.free == cores.count
+    return [results[0] for _, results in threads]
+
+
 def test_a_vector_that_is_not_finite_is_the_ordinary_error(engine: Engine, ran: list[Any]) -> None:
     engine.embed(["a"])
     model = engine._replicas.runner.model
@@ -304,7 +355,7 @@ def test_a_task_that_is_cancelled_before_its_turn_leaves_nothing_behind(engine: 
     held = Held(engine)
     held.going.set()
     blocked = threading.Event()
-    for _ in range(process_cores().count):
+    for _ in range(most_at_once(process_cores())):
         engine._dispatcher._direct_threads.submit(blocked.wait, 60)
 
     async def cancelled() -> None:

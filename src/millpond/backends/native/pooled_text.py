@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from millpond.backends.native.memory import Memory
 from millpond.native.library import portable
 from millpond.vectors import matryoshka
 
+_MOST_TEXTS = 16
 _MOST_TOKENS = 512  # a longer text takes so long that what is around its forward does not matter
 
 
@@ -24,9 +25,9 @@ class _Arguments:
     def __init__(self, encoder: NativeEncoder, *, rows: Rows, offset: int, width: int, unit: bool, most: int) -> None:
         """``most``: tokens of a call."""
         self.ids = np.zeros(most, dtype=np.int32)
-        self.bounds = np.array([0, most], dtype=np.int32)
-        self.skip = np.zeros(1, dtype=np.int32)
-        self.out = np.empty((1, width), dtype=np.float32)
+        self.bounds = np.array([0, most] + [0] * (_MOST_TEXTS - 1), dtype=np.int32)
+        self.skip = np.zeros(_MOST_TEXTS, dtype=np.int32)
+        self.out = np.empty((_MOST_TEXTS, width), dtype=np.float32)
         self.call = structs.EncodeCall(model=encoder.model, texts=1, offset=offset, reading=READINGS[rows])
         for name in ("ids", "bounds", "skip", "out"):
             setattr(self.call, name, getattr(self, name).ctypes.data)
@@ -39,8 +40,8 @@ class _Arguments:
     def run_on(self, threads: int) -> None:
         """Let the next call run on so many threads."""
         if threads > self._threads:
-            # No fewer tokens need more room.
-            self.bounds[1] = len(self.ids)
+            # Neither fewer tokens nor more texts need more room.
+            self.call.texts, self.bounds[1] = 1, len(self.ids)
             self.workspace = Memory(threads * int(self._workspace_of(self.address)))
             self.call.workspace = self.workspace.address
             self._threads = threads
@@ -57,6 +58,7 @@ class PooledText:
     def __init__(self, encoder: NativeEncoder, *, rows: Rows, offset: int, width: int, unit: bool, skip: int) -> None:
         """``skip``: first tokens that pooling leaves out; ``unit``: whether the vector is divided by its length."""
         plan = encoder.plan
+        self.most_texts = _MOST_TEXTS
         self.most_tokens = min(_MOST_TOKENS, plan.positions - offset if plan.positions else _MOST_TOKENS)
         for rotation in plan.rotations:
             rotation.cover(offset + self.most_tokens)
@@ -70,21 +72,24 @@ class PooledText:
         self._skip = skip
         self._free: list[_Arguments] = []
 
-    def __call__(self, ids: Ints, threads: int) -> npt.NDArray[np.float32] | None:
-        """float32 ``[1, width]`` of up to ``most_tokens`` ids; ``None``: it is not finite."""
+    def __call__(self, ids: Sequence[Ints], threads: int) -> npt.NDArray[np.float32] | None:
+        """float32 ``[texts, width]`` of texts of up to ``most_tokens`` ids; ``None``: one of them is not finite."""
         arguments = self._free.pop() if self._free else self._make()
-        tokens = len(ids)
         arguments.run_on(threads)
-        arguments.ids[:tokens] = ids
-        arguments.bounds[1] = tokens
-        if self._skip:
-            arguments.skip[0] = min(self._skip, tokens - 1)
+        end, texts = 0, len(ids)
+        for index, text in enumerate(ids):
+            begin, end = end, end + len(text)
+            arguments.ids[begin:end] = text
+            arguments.bounds[index + 1] = end
+            if self._skip:
+                arguments.skip[index] = min(self._skip, len(text) - 1)
+        arguments.call.texts = texts
         failure = self._encode(arguments.address)
-        row = None if failure else arguments.out.copy()
+        rows = None if failure else arguments.out[:texts].copy()
         self._free.append(arguments)
         if failure == structs.BAD_TOKEN:
-            raise IndexError(f"a token of {ids.tolist()} is outside of the vocabulary")
-        return row
+            raise IndexError(f"a token of {[text.tolist() for text in ids]} is outside of the vocabulary")
+        return rows
 
 
 @cache

@@ -13,6 +13,17 @@ from functools import cache
 from millpond.support.processor import usable_cores
 
 
+class Turn:
+    """A thread's wait for a core: over with a core, or when the thread that has withdrawn it releases ``over``."""
+
+    __slots__ = ("claimed", "over")
+
+    def __init__(self) -> None:
+        self.claimed = False
+        self.over = threading.Lock()
+        self.over.acquire()
+
+
 class Cores:
     """A number of cores to claim and release; thread-safe. Who waits first is served first."""
 
@@ -20,17 +31,17 @@ class Cores:
         self.count = count
         self._free = count
         self._lock = threading.RLock()
-        self._waiting: deque[threading.Lock] = deque()  # each is released when its thread gets a core
+        self._waiting: deque[Turn] = deque()
 
     @property
     def free(self) -> int:
         """Number of cores that are not claimed."""
         return self._free
 
-    def claim(self, *, wait: bool = True, seconds: float | None = None) -> bool:
+    def claim(self, *, wait: bool = True, seconds: float | None = None, turn: Turn | None = None) -> bool:
         """Claim a core, if one is free, or after a ``wait`` for one, of so many seconds at most.
 
-        Returns whether it was claimed.
+        Returns whether it was claimed; not so if the ``turn`` was withdrawn.
         """
         with self._lock:
             if self._free > 0:
@@ -38,25 +49,25 @@ class Cores:
                 return True
             if not wait:
                 return False
-            turn = threading.Lock()
-            turn.acquire()
+            turn = turn or Turn()
             self._waiting.append(turn)
         try:
-            if turn.acquire(timeout=-1 if seconds is None else seconds):
-                return True
+            turn.over.acquire(timeout=-1 if seconds is None else seconds)
         except BaseException:  # Ctrl-C
-            if not self._leave(turn):
+            self.withdraw(turn)
+            if turn.claimed:
                 self.release()
             raise
-        return not self._leave(turn)
+        self.withdraw(turn)
+        return turn.claimed
 
-    def _leave(self, turn: threading.Lock) -> bool:
-        """Wait no longer; returns ``False`` if a core was handed over meanwhile."""
+    def withdraw(self, turn: Turn) -> bool:
+        """End a wait; returns ``False`` if it is over already."""
         with self._lock:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-                return True
-            return False
+            if turn.claimed or turn not in self._waiting:
+                return False
+            self._waiting.remove(turn)
+            return True
 
     def widen(self, most: int) -> int:
         """Claim up to ``most`` more cores that are free now; returns their number."""
@@ -73,7 +84,9 @@ class Cores:
             self._free += count
             while self._free > 0 and self._waiting:
                 self._free -= 1
-                self._waiting.popleft().release()
+                turn = self._waiting.popleft()
+                turn.claimed = True
+                turn.over.release()
 
 
 def process_cores() -> Cores:

@@ -1,6 +1,6 @@
 """Direct: one text, or one pair, run in the calling thread, while the engine has nothing else to do.
 
-There is no call, future, queue or batch: the forward of a short text leaves nothing of Python in the caches of its
+There is no call, future or scheduler: the forward of a short text leaves nothing of Python in the caches of its
 core, so that what runs around it takes three times as long as in a loop of its own. What is anything but plain goes the
 ordinary way, which also says what is wrong: the result is ``None`` then, and nothing has happened.
 """
@@ -20,6 +20,7 @@ import numpy as np
 from millpond.backends.backend import Ints, TextVector, Threads
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.interrupts import defer_sigint
+from millpond.engine.execute.line import Line, Waiting
 from millpond.engine.input.plan import Plan
 from millpond.engine.schedule.admission import Admission
 from millpond.engine.schedule.counters import Counters
@@ -39,6 +40,13 @@ _CHARACTERS_PER_TOKEN = 4  # about
 _TURNS = 4
 # Seconds that they wait at most: other engines of the process may have the cores for longer, and Ctrl-C waits, too.
 _PATIENCE = 0.02
+# Tokens of texts that are run together for several callers: more take as long for each token.
+_TOGETHER = 96
+
+
+def most_at_once(cores: Cores) -> int:
+    """Texts that compute or wait for a core."""
+    return _TURNS * cores.count
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -74,6 +82,7 @@ class Direct(ABC):
         self._threads, self._cores = threads, cores
         self._admission, self._counters = admission, counters
         self._executor = executor
+        self._line = Line(cores, most=1, most_tokens=0)
         self._pid = os.getpid()
 
     def __call__(self, item: Any) -> Any:
@@ -105,7 +114,7 @@ class Direct(ABC):
         return future
 
     def _enter(self) -> bool:
-        return os.getpid() == self._pid and self._admission.enter_direct(_TURNS * self._cores.count)
+        return os.getpid() == self._pid and self._admission.enter_direct(most_at_once(self._cores))
 
     def _withdraw(self, future: Future[Any]) -> None:
         if future.cancelled():  # before it was begun
@@ -128,31 +137,42 @@ class Direct(ABC):
         part = self._cores.count // self._admission.crowd
         tokens, read = self._read(item, part)
         marks.tokenized = perf_counter()
-        if not tokens or not self._cores.claim(seconds=_PATIENCE):
+        if not tokens:
             return None
-        threads = 1
+        along: list[Waiting] = []
+        if not self._cores.claim(wait=False):
+            own = Waiting(read, tokens, marks)
+            claimed = self._line.claim(own, _PATIENCE)
+            if claimed is None:
+                return own.output
+            along = claimed
+            tokens += sum(other.tokens for other in along)
+        outputs, threads = [], 1
         try:
             threads += self._cores.widen(min(self._threads.count(tokens), part) - 1)
             marks.picked = self._counters.begin()
             try:
                 with computing():
-                    output = self._output(read, threads)
+                    outputs = self._outputs([read, *(other.read for other in along)], threads)
                 marks.returned = perf_counter()
-                if output is not None:
-                    self._counters.ran(marks.picked, 1, tokens)
-                return output
+                if outputs:
+                    self._counters.ran(marks.picked, len(outputs), tokens)
             finally:
                 self._counters.end(marks.picked)
         finally:
             self._cores.release(threads)
+            for index, other in enumerate(along, 1):
+                other.marks.picked, other.marks.returned = marks.picked, marks.returned
+                other.finish(outputs[index] if outputs else None)
+        return outputs[0] if outputs else None
 
     @abstractmethod
     def _read(self, item: Any, part: int) -> tuple[int, Any]:
         """The item's number of tokens, 0 if it goes the ordinary way, and they; ``part``: cores that it may use."""
 
     @abstractmethod
-    def _output(self, read: Any, threads: int) -> Any:
-        """The call's output; ``None`` if it is not finite."""
+    def _outputs(self, read: list[Any], threads: int) -> list[Any]:
+        """The output of each; nothing if one of them is not finite."""
 
 
 class DirectText(Direct):
@@ -160,6 +180,7 @@ class DirectText(Direct):
 
     def __init__(self, vector: TextVector, plan: Plan, texts: TextTokenizer, **parts: Any) -> None:
         super().__init__(**parts)
+        self._line = Line(self._cores, most=vector.most_texts, most_tokens=min(_TOGETHER, vector.most_tokens))
         self._vector, self._texts, self._prompt = vector, texts, plan.prompt
         self._most = min(plan.limit, vector.most_tokens)
 
@@ -173,13 +194,16 @@ class DirectText(Direct):
         ids = self._texts.one(self._prompt + item)
         return (len(ids) if len(ids) <= self._most else 0), ids
 
-    def _output(self, read: Ints, threads: int) -> EmbeddingOutput | None:
-        row = self._vector(read, threads)
-        if row is None:
-            return None
-        return EmbeddingOutput(
-            embeddings=row,
-            cached=np.zeros(1, dtype=np.bool_),
-            truncated=np.zeros(1, dtype=np.bool_),
-            usage=Usage(prompt_tokens=len(read)),
-        )
+    def _outputs(self, read: list[Ints], threads: int) -> list[EmbeddingOutput]:
+        rows = self._vector(read, threads)
+        if rows is None:
+            return []
+        return [
+            EmbeddingOutput(
+                embeddings=rows[index : index + 1],
+                cached=np.zeros(1, dtype=np.bool_),
+                truncated=np.zeros(1, dtype=np.bool_),
+                usage=Usage(prompt_tokens=len(ids)),
+            )
+            for index, ids in enumerate(read)
+        ]

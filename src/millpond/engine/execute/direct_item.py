@@ -35,6 +35,10 @@ class DirectItem(Direct):
         (tokenized,) = self._encoder.encode([item], self._plan, index_of=lambda i: i)
         return (0 if tokenized.truncated else len(tokenized.ids)), tokenized
 
+    def _outputs(self, read: list[Tokenized], threads: int) -> list[TokenEmbeddingOutput | ScoreOutput]:
+        output = self._output(read[0], threads)
+        return [] if output is None else [output]
+
     def _output(self, read: Tokenized, threads: int) -> TokenEmbeddingOutput | ScoreOutput | None:
         plan, tokens, offset = self._plan, len(read.ids), self._model.position_offset
         batch = PackedBatch(
