@@ -93,7 +93,7 @@ class Submission:
         if direct is not None and (output := direct(inputs[0])) is not None:
             return output
         if task == "score" and not show_progress:
-            scored = self._score_pair(inputs, params, (method, ranking))
+            scored = self._score_pair(inputs, params, method, ranking)
             if scored is not None:
                 return scored
         return self._run_queued(task, inputs, params, show_progress, method, ranking)
@@ -213,21 +213,33 @@ class Submission:
             return None
         return self._direct.get((task, params)) if type(item.query) is type(item.document) is str else None
 
-    def _score_pair(self, inputs: Sequence[Any], params: PoolingParams, way: tuple[ScoreMethod, bool]) -> Any:
-        """The score of one pair by two vectors, each of which is computed here while nothing else runs, or ``None``."""
+    def direct_sides(
+        self, inputs: Sequence[Any], params: PoolingParams, method: ScoreMethod, ranking: bool
+    ) -> tuple[scoring.Sides, Direct, Direct] | None:
+        """What runs the two texts of a score's only pair while nothing else runs, and how its vectors are compared."""
         if type(inputs) is not list or len(inputs) != 1 or not isinstance(params, PoolingParams):
             return None
-        sides = self._sides.get((params, *way))
+        sides = self._sides.get((params, method, ranking))
         if sides is None or type(inputs[0]) is not Pair:
             return None
-        query, document = ([text] for text in inputs[0])
-        direct = self.direct("embed", query, sides.query), self.direct("embed", document, sides.document)
-        if direct[0] is None or direct[1] is None or (left := direct[0](query[0])) is None:
+        query, document = inputs[0]
+        directs = self.direct("embed", [query], sides.query), self.direct("embed", [document], sides.document)
+        return None if directs[0] is None or directs[1] is None else (sides, directs[0], directs[1])
+
+    def _score_pair(self, inputs: Sequence[Any], params: PoolingParams, method: ScoreMethod, ranking: bool) -> Any:
+        """The score of one pair by two vectors, each of which is computed here while nothing else runs, or ``None``."""
+        found = self.direct_sides(inputs, params, method, ranking)
+        if found is None:
             return None
-        right = direct[1](document[0])
+        sides, of_query, of_document = found
+        query, document = inputs[0]
+        left = of_query(query)
+        if left is None:
+            return None
+        right = of_document(document)
         if right is None:
             with TruncatedTexts.called("documents"):
-                right = self._run_queued("embed", document, sides.document, False)
+                right = self._run_queued("embed", [document], sides.document, False)
         return scoring.scored_pair(sides, left, right)
 
     def start_here(
