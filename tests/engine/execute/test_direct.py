@@ -224,6 +224,7 @@ class Held:
 
     def __init__(self, engine: Engine) -> None:
         engine.embed(["a"])
+        engine._dispatcher._admission.wait_until_idle()  # a worker may have run it, and not yet have released it
         (self.direct,) = (one for one in submission_of(engine)._direct.values() if isinstance(one, DirectText))
         self.begun, self.going = threading.Event(), threading.Event()
         self.error: Exception | None = None
