@@ -24,6 +24,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, cast
 
 import numpy.typing as npt
 
+from millpond.engine import timed_rerank
 from millpond.engine.composite import scoring
 from millpond.engine.composite.timed_ranking import TimeBudget
 from millpond.engine.engine import Engine, submission_of
@@ -126,14 +127,14 @@ class _Coroutines(TaskMethods):
         budget: TimeBudget,
         show_progress: bool,
     ) -> Any:
-        ranking = self._submission.timed_ranking(pairs, params, method, budget)
+        ranking = timed_rerank.timed_ranking(self._submission, pairs, params, method, budget)
         with progress_bar(pairs, show=show_progress) as bar:
             while ranking.goes_on():
                 turn = self._submission.turns.ask()
                 try:
                     async with asyncio.timeout(ranking.left()):
                         await asyncio.wrap_future(turn)
-                        future = self._submission.start_part(ranking, params, method)
+                        future = timed_rerank.start_part(self._submission, ranking, params, method)
                         if future is not None:
                             bar.update(ranking.took(await asyncio.wrap_future(future)))  # cancelling cancels it
                 except TimeoutError:
