@@ -35,6 +35,7 @@ from tests.variants import (
 
 from millpond import Engine
 from millpond.backends.native.encoder import NativeEncoder, bounds_of
+from millpond.backends.native.memory import Memory
 from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.backends.native.plans import rotation
 from millpond.native import library
@@ -97,6 +98,25 @@ def test_a_text_continues_another_one(name, isa, dtype, folder_of):
             assert np.array_equal(encoded(encoder, pieces, leads=leads, threads=threads), np.concatenate(rows))
             last = encoded(encoder, pieces, leads=leads, threads=threads, rows="last")
             assert np.array_equal(last, np.stack([own[-1] for own in rows]))
+
+
+@pytest.mark.parametrize(("isa", "dtype"), EACH_PRECISION)
+@pytest.mark.parametrize("name", ["qwen3-windows", "gemma2", "llama-one-key-head"])
+def test_a_later_batch_continues_the_prefix_of_an_earlier_one(name, isa, dtype, folder_of):
+    encoder = native(folder_of(name), isa, dtype)
+    lead, *pieces = texts(SHARED)
+    whole = [encoded(encoder, [np.concatenate((lead, piece))])[len(lead) :] for piece in pieces]
+    leads = np.array([-1, 0], dtype=np.int32)
+    prefix = Memory(encoder.prefix_bytes(len(lead)))
+    given = {"prefix": prefix, "prefix_tokens": len(lead)}
+    for threads in (1, 2):
+        prefix.bytes[:] = 255
+        first = encoded(encoder, [lead, pieces[0]], leads=leads, rows="last", threads=threads, **given)
+        assert np.array_equal(first[1], whole[0][-1])
+        for encoder.block in (64, 100, 512):
+            assert np.array_equal(encoded(encoder, pieces, threads=threads, **given), np.concatenate(whole))
+            last = encoded(encoder, pieces, rows="last", threads=threads, **given)
+            assert np.array_equal(last, np.stack([own[-1] for own in whole]))
 
 
 @pytest.mark.parametrize(("isa", "dtype"), EACH_PRECISION)

@@ -24,17 +24,20 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, cast
 
 import numpy.typing as npt
 
+from millpond.engine import timed_rerank
+from millpond.engine.composite import scoring
 from millpond.engine.composite.timed_ranking import TimeBudget
 from millpond.engine.engine import Engine, submission_of
 from millpond.engine.execute.interrupts import is_interrupt
 from millpond.engine.schedule.call import CallOptions
+from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.engine.submission import Submission
 from millpond.engine.task_methods import EmbedOptions, TaskMethods
 from millpond.engine.tokenize.large_texts import is_large
 from millpond.support.progress import progress_bar
 from millpond.tasks import Role, ScoreMethod, Task, Truncate
 from millpond.values.inputs import Pair
-from millpond.values.outputs import TokenSpans
+from millpond.values.outputs import ScoreOutput, TokenSpans
 from millpond.values.params import PoolingParams
 from millpond.values.replacements import names_replacements
 from millpond.values.spec import ModelSpec
@@ -70,6 +73,10 @@ class _Coroutines(TaskMethods):
             output = await asyncio.wrap_future(running)
             if output is not None:
                 return output if finish is None else finish(output)
+        if task == "score" and not show_progress:
+            scored = await self._score_pair(inputs, params, method, ranking)
+            if scored is not None:
+                return scored if finish is None else finish(scored)
         with progress_bar(inputs, show=show_progress) as bar:
             progress = bar.update if show_progress else None
             options = CallOptions(progress=progress)
@@ -87,6 +94,31 @@ class _Coroutines(TaskMethods):
             output = await asyncio.wrap_future(future)
         return output if finish is None else finish(output)
 
+    async def _score_pair(
+        self, inputs: Sequence[Any], params: PoolingParams, method: ScoreMethod, ranking: bool
+    ) -> ScoreOutput | None:
+        """The score of one pair by two vectors, each of which is computed by itself while nothing else runs."""
+        found = self._submission.direct_sides(inputs, params, method, ranking)
+        if found is None:
+            return None
+        sides, *directs = found
+        vectors: list[Any] = []
+        running = [direct.submit(text) for direct, text in zip(directs, inputs[0], strict=True)]
+        try:
+            for i, (noun, side) in enumerate((("queries", sides.query), ("documents", sides.document))):
+                future = running[i]
+                vector = None if future is None else await asyncio.wrap_future(future)
+                if vector is None:
+                    with TruncatedTexts.called(noun):
+                        running[i] = future = self._submission.start("embed", [inputs[0][i]], side)
+                    vector = await asyncio.wrap_future(future)
+                vectors.append(vector)
+        finally:
+            for future in running:
+                if future is not None:
+                    future.cancel()
+        return scoring.scored_pair(sides, *vectors)
+
     async def _rank_timed(
         self,
         pairs: Sequence[Pair],
@@ -95,14 +127,14 @@ class _Coroutines(TaskMethods):
         budget: TimeBudget,
         show_progress: bool,
     ) -> Any:
-        ranking = self._submission.timed_ranking(pairs, params, method, budget)
+        ranking = timed_rerank.timed_ranking(self._submission, pairs, params, method, budget)
         with progress_bar(pairs, show=show_progress) as bar:
             while ranking.goes_on():
                 turn = self._submission.turns.ask()
                 try:
                     async with asyncio.timeout(ranking.left()):
                         await asyncio.wrap_future(turn)
-                        future = self._submission.start_part(ranking, params, method)
+                        future = timed_rerank.start_part(self._submission, ranking, params, method)
                         if future is not None:
                             bar.update(ranking.took(await asyncio.wrap_future(future)))  # cancelling cancels it
                 except TimeoutError:

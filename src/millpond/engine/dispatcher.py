@@ -181,8 +181,9 @@ class Dispatcher:
             if plan.form != "text" or plan.output_dtype != "float32" or plan.codes or encoder.rows is not None:
                 return None
             vector = model.text_vector(plan.output, width=plan.width, unit=plan.normalize, skip=plan.skip)
-            return None if vector is None else DirectText(vector, plan, encoder.texts, **parts)
-        kinds = {"token_embed": "tokens", "score": "logits"}
+            if vector is not None:
+                return DirectText(vector, plan, encoder.texts, **parts)
+        kinds = {"embed": "pooled", "token_embed": "tokens", "score": "logits"}
         if kinds.get(plan.task) != plan.output.kind or plan.step_tag_id is not None:
             return None
         return DirectItem(model, plan, encoder, native_width=self._model.width(plan.output), **parts)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy.typing as npt
 
+from millpond.engine import timed_rerank
 from millpond.engine.composite.timed_ranking import TimeBudget
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.interrupts import is_interrupt
@@ -443,8 +444,8 @@ class Engine(TaskMethods):
         budget: TimeBudget,
         show_progress: bool,
     ) -> Any:
-        ranking = self._submission.timed_ranking(pairs, params, method, budget)
-        return self._submission.run_timed(ranking, params, method, show_progress)
+        ranking = timed_rerank.timed_ranking(self._submission, pairs, params, method, budget)
+        return timed_rerank.run_timed(self._submission, ranking, params, method, show_progress)
 
 
 def _stop(dispatchers: Sequence[Dispatcher]) -> None:

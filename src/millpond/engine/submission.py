@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -16,7 +16,6 @@ import numpy.typing as npt
 from millpond.engine.composite import entities, listwise, scoring, zero_shot
 from millpond.engine.composite.late_chunks import late_chunks
 from millpond.engine.composite.time_model import TimeModel
-from millpond.engine.composite.timed_ranking import TimeBudget, TimedRanking
 from millpond.engine.composite.turns import Turns
 from millpond.engine.composite.windows import in_windows
 from millpond.engine.dispatcher import Dispatcher
@@ -29,11 +28,11 @@ from millpond.engine.schedule.call import CallOptions, OnMatrices
 from millpond.engine.schedule.intake import INLINE_TEXTS
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.engine.schedule.truncation import TruncatedTexts
-from millpond.errors import EngineOverloadedError, InvalidRequestError, MillpondError
+from millpond.errors import EngineOverloadedError, InvalidRequestError
 from millpond.support.progress import progress_bar
-from millpond.tasks import Role, ScoreMeasure, ScoreMethod, ScoreType, Similarity, Task
+from millpond.tasks import Role, ScoreMethod, ScoreType, Similarity, Task
 from millpond.values.inputs import Item, Pair, TokenIds
-from millpond.values.outputs import EmbeddingOutput, RerankOutput, ScoreOutput
+from millpond.values.outputs import EmbeddingOutput
 from millpond.values.params import PoolingParams
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class Submission:
         if direct is not None and (output := direct(inputs[0])) is not None:
             return output
         if task == "score" and not show_progress:
-            scored = self._score_pair(inputs, params, (method, ranking))
+            scored = self._score_pair(inputs, params, method, ranking)
             if scored is not None:
                 return scored
         return self._run_queued(task, inputs, params, show_progress, method, ranking)
@@ -122,84 +121,6 @@ class Submission:
                 future.cancel()  # the caller was interrupted and no longer waits
                 raise
 
-    def timed_ranking(
-        self, pairs: Sequence[Pair], params: PoolingParams, method: ScoreMethod, budget: TimeBudget
-    ) -> TimedRanking:
-        """A reranking within a budget, after all checks that do not need tokens."""
-        self.dispatcher.check_process()
-        resolve.check_params("score", params)
-        score_type = resolve.check_method(method, self.loaded, ranking=True)
-        if method == "auto":
-            resolve.check_task("score", params, self.loaded)
-        spec = self.loaded.spec
-        if score_type == "listwise":
-            raise InvalidRequestError(
-                f"budget_ms={1000 * budget.seconds:g}: {spec.name} is a listwise reranker, whose scores are comparable "
-                "only if it reads all documents at once; leave budget_ms out and pass fewer documents, or load a "
-                "cross-encoder"
-            )
-        measure: ScoreMeasure = "cross-encoder"
-        if score_type != "cross-encoder":
-            scoring.vector_params(params, "document")  # refuses options that mean nothing
-            measure = "maxsim" if score_type == "late-interaction" else spec.similarity
-            measure = "cosine" if method == "cosine" else measure
-        else:
-            self.plan("score", params, 2)
-        checked = validate.check_pairs(validate.check_items(pairs, "score", self.loaded), self.loaded)
-        return TimedRanking(checked, budget, self.time_model, limit=spec.max_length, method=measure)
-
-    def start_part(
-        self, ranking: TimedRanking, params: PoolingParams, method: ScoreMethod
-    ) -> CallFuture[ScoreOutput] | None:
-        """Queue the next part of a ranking whose turn it is; ``None``: none fits, or the queue has no room for it."""
-        part = ranking.next_part(waiting=self.turns.waiting)
-        if not part:
-            return None
-        try:
-            options = CallOptions(indices=part)
-            pairs = [ranking.pairs[index] for index in part]
-            return self.start("score", pairs, params, options, method=method, ranking=True)
-        except EngineOverloadedError:
-            if not ranking.begun:
-                raise
-            ranking.cut_off()
-            return None
-
-    def run_timed(
-        self, ranking: TimedRanking, params: PoolingParams, method: ScoreMethod, show_progress: bool
-    ) -> RerankOutput:
-        """Score a ranking's parts one after the other; what is not done at the end of its budget is dropped."""
-        if self.dispatcher.in_callback:
-            raise MillpondError(
-                "rerank(budget_ms=) would wait for the thread that it is called in: a future's callback runs in the "
-                "engine's own thread; call it in a thread of yours"
-            )
-        with progress_bar(ranking.pairs, show=show_progress) as bar:
-            while ranking.goes_on():
-                turn = self.turns.ask()
-                try:
-                    wait([turn], timeout=ranking.left())
-                    bar.update(self._run_part(ranking, params, method) if turn.done() else ranking.cut_off())
-                finally:
-                    self.turns.leave(turn)
-        return ranking.output()
-
-    def _run_part(self, ranking: TimedRanking, params: PoolingParams, method: ScoreMethod) -> int:
-        """Score the next part; returns the number of its pairs that were scored."""
-        future = None
-        try:
-            with defer_sigint():
-                future = self.start_part(ranking, params, method)
-            if future is None:
-                return 0
-            if not wait([future], timeout=ranking.left()).done and future.cancel():
-                return ranking.cut_off()
-            return ranking.took(future.result())
-        except BaseException:
-            if future is not None:
-                future.cancel()  # the caller was interrupted and no longer waits
-            raise
-
     def direct(
         self, task: Task, inputs: Sequence[Any], params: PoolingParams, method: ScoreMethod = "auto"
     ) -> Direct | None:
@@ -213,21 +134,33 @@ class Submission:
             return None
         return self._direct.get((task, params)) if type(item.query) is type(item.document) is str else None
 
-    def _score_pair(self, inputs: Sequence[Any], params: PoolingParams, way: tuple[ScoreMethod, bool]) -> Any:
-        """The score of one pair by two vectors, each of which is computed here while nothing else runs, or ``None``."""
+    def direct_sides(
+        self, inputs: Sequence[Any], params: PoolingParams, method: ScoreMethod, ranking: bool
+    ) -> tuple[scoring.Sides, Direct, Direct] | None:
+        """What runs the two texts of a score's only pair while nothing else runs, and how its vectors are compared."""
         if type(inputs) is not list or len(inputs) != 1 or not isinstance(params, PoolingParams):
             return None
-        sides = self._sides.get((params, *way))
+        sides = self._sides.get((params, method, ranking))
         if sides is None or type(inputs[0]) is not Pair:
             return None
-        query, document = ([text] for text in inputs[0])
-        direct = self.direct("embed", query, sides.query), self.direct("embed", document, sides.document)
-        if direct[0] is None or direct[1] is None or (left := direct[0](query[0])) is None:
+        query, document = inputs[0]
+        directs = self.direct("embed", [query], sides.query), self.direct("embed", [document], sides.document)
+        return None if directs[0] is None or directs[1] is None else (sides, directs[0], directs[1])
+
+    def _score_pair(self, inputs: Sequence[Any], params: PoolingParams, method: ScoreMethod, ranking: bool) -> Any:
+        """The score of one pair by two vectors, each of which is computed here while nothing else runs, or ``None``."""
+        found = self.direct_sides(inputs, params, method, ranking)
+        if found is None:
             return None
-        right = direct[1](document[0])
+        sides, of_query, of_document = found
+        query, document = inputs[0]
+        left = of_query(query)
+        if left is None:
+            return None
+        right = of_document(document)
         if right is None:
             with TruncatedTexts.called("documents"):
-                right = self._run_queued("embed", document, sides.document, False)
+                right = self._run_queued("embed", [document], sides.document, False)
         return scoring.scored_pair(sides, left, right)
 
     def start_here(

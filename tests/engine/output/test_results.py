@@ -369,11 +369,12 @@ class Delivered:
         deliver = Call.deliver
 
         def watched(call: Call, slots: Any, results: Any) -> None:
+            with lock:
+                self.count += len(results)  # before the call may be over
             deliver(call, slots, results)
             with lock:
                 self._references = [reference for reference in self._references if reference() is not None]
                 self._references += [weakref.ref(result) for result in results if result.ndim == 2]
-                self.count += len(results)
                 self.most = max(self.most, len(self._references))
 
         monkeypatch.setattr(Call, "deliver", watched)

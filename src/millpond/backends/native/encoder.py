@@ -52,6 +52,8 @@ class NativeEncoder:
         keys: Ints | None = None,  # [texts], number of first tokens that are attended to; None: all
         skip: Ints | None = None,  # [texts], number of first tokens that a mean and the first row leave out
         leads: Ints | None = None,  # [texts], see below
+        prefix: Memory | None = None,  # of prefix_bytes, see below
+        prefix_tokens: int = 0,
         rows: Rows = "all",
         adapters: Ints | None = None,  # [texts], -1: none
         threads: int = 1,  # this one included
@@ -60,12 +62,14 @@ class NativeEncoder:
         """float32 ``[tokens, hidden]``, or ``[texts, hidden]`` unless all rows are read; C-contiguous.
 
         ``leads`` gives the index of the text that each text continues, -1 for none: its positions go on from there, and
-        it attends to that text, too. A lead continues no other text.
+        it attends to that text, too. A lead continues no other text. With ``leads``, ``prefix`` gets the keys and
+        values of the first text, which has ``prefix_tokens``; without, all texts continue that one.
         """
         if self.plan.chunk:
             return self._encode_parts(ids, bounds, types, rows=rows, threads=threads, timings=timings)
         texts = len(bounds) - 1
-        self._check(ids, bounds, offset=offset, types=types, leads=leads, adapters=adapters)
+        given = offset if leads is not None else offset + prefix_tokens
+        self._check(ids, bounds, offset=given, types=types, leads=leads, adapters=adapters)
         count = int(bounds[-1]) if rows == "all" else texts
         out = np.empty((count, self.plan.hidden), dtype=np.float32)
         call = structs.EncodeCall(
@@ -86,9 +90,18 @@ class NativeEncoder:
             None if adapters is None else adapters.ctypes.data,
             None if timings is None else timings.ctypes.data,
             None,
+            prefix=None if prefix is None else prefix.address,
+            prefix_tokens=prefix_tokens,
         )
         self._run(call, threads)
         return out
+
+    def prefix_bytes(self, tokens: int) -> int:
+        """Of the keys and values of so many tokens."""
+        model = self.plan.model
+        attentions = [step for step in model.steps[: model.count] if step.kind == structs.ATTENTION]
+        columns: int = sum(2 * step.kv_heads * step.dim for step in attentions)
+        return tokens * columns * self.plan.kernels.itemsize
 
     def _encode_parts(
         self,

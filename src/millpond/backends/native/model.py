@@ -19,6 +19,7 @@ from millpond.backends.native.heads.splade import SpladeHead, vocabulary_activat
 from millpond.backends.native.heads.token_modules import TokenModules
 from millpond.backends.native.heads.token_presence import TokenPresenceHead
 from millpond.backends.native.heads.token_weights import TokenWeightHead, read_token_vectors
+from millpond.backends.native.kept_prefix import PrefixEncoder
 from millpond.backends.native.kernels import Int8, Precision
 from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.backends.native.pooled_text import PooledText, finishes_as_numpy
@@ -43,6 +44,7 @@ class NativeModel:
         self.encoder = encoder
         self.heads = heads
         self.position_offset = offset
+        self._prefixes = PrefixEncoder(encoder) if isinstance(encoder, NativeEncoder) else None
         sparse = heads.sparse
         self._threads = NativeThreads(encoder.plan.weights + (0 if sparse is None else sparse.weights))
         self.threads: Threads | None = self._threads
@@ -54,18 +56,22 @@ class NativeModel:
         rows = wanted.pop() if len(wanted) == 1 else "all"
         if rows == "first" and batch.skip is not None:
             rows = "all"  # the first token after the prompt is not the first row
-        hidden = self.encoder.encode(
-            batch.ids,
-            batch.bounds,
-            offset=self.position_offset,
-            types=batch.types,
-            keys=None if batch.keys is None else np.array(batch.keys, dtype=np.int32),
-            skip=batch.skip if rows == "mean" else None,
-            leads=None if batch.prefixes is None else np.array(batch.prefixes, dtype=np.int32),
-            rows=rows,
-            adapters=None if batch.adapters is None else batch.adapters[batch.bounds[:-1]],
-            threads=threads,
-        )
+        hidden = None
+        if rows == "last" and self._prefixes is not None:
+            hidden = self._prefixes.encode(batch, offset=self.position_offset, threads=threads)
+        if hidden is None:
+            hidden = self.encoder.encode(
+                batch.ids,
+                batch.bounds,
+                offset=self.position_offset,
+                types=batch.types,
+                keys=None if batch.keys is None else np.array(batch.keys, dtype=np.int32),
+                skip=batch.skip if rows == "mean" else None,
+                leads=None if batch.prefixes is None else np.array(batch.prefixes, dtype=np.int32),
+                rows=rows,
+                adapters=None if batch.adapters is None else batch.adapters[batch.bounds[:-1]],
+                threads=threads,
+            )
         if rows != "all" and all(map(self.heads.is_plain, outputs)):
             vectors = list(hidden)
             return dict.fromkeys(outputs, vectors)
@@ -98,7 +104,9 @@ class NativeModel:
         return False
 
     def free_memory(self) -> None:
-        """Do nothing: nothing is cached."""
+        """Forget the prefix of the last batch."""
+        if self._prefixes is not None:
+            self._prefixes.drop()
 
 
 def build_model(description: ModelDescription, *, dtype: Precision, int8: Int8 = "none") -> NativeModel:

@@ -94,6 +94,8 @@ class EncodeCall(ctypes.Structure):
         *((name, _int) for name in ("texts", "offset", "reading", "block", "threads")),
         *((name, _pointer) for name in ("adapters", "timings", "kept")),
         *((name, _int) for name in ("vocabulary", "width", "unit")),
+        ("prefix", _pointer),
+        ("prefix_tokens", _int),
     ]
 
 

@@ -1,4 +1,4 @@
-"""DirectItem: the token vectors of one text, or the score of one pair, without a queue; see :mod:`.direct`."""
+"""DirectItem: vector or token vectors of one text, or the score of one pair, without a queue; see :mod:`.direct`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.plan import Plan
 from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.values.inputs import Pair, size_of
-from millpond.values.outputs import ScoreOutput, TokenEmbeddingOutput, Usage
+from millpond.values.outputs import EmbeddingOutput, ScoreOutput, TokenEmbeddingOutput, Usage
 from millpond.vectors import matryoshka
 from millpond.vectors.activations import activate
 from millpond.vectors.ragged import Ragged
@@ -35,11 +35,13 @@ class DirectItem(Direct):
         (tokenized,) = self._encoder.encode([item], self._plan, index_of=lambda i: i)
         return (0 if tokenized.truncated else len(tokenized.ids)), tokenized
 
-    def _outputs(self, read: list[Tokenized], threads: int) -> list[TokenEmbeddingOutput | ScoreOutput]:
+    def _outputs(
+        self, read: list[Tokenized], threads: int
+    ) -> list[EmbeddingOutput | TokenEmbeddingOutput | ScoreOutput]:
         output = self._output(read[0], threads)
         return [] if output is None else [output]
 
-    def _output(self, read: Tokenized, threads: int) -> TokenEmbeddingOutput | ScoreOutput | None:
+    def _output(self, read: Tokenized, threads: int) -> EmbeddingOutput | TokenEmbeddingOutput | ScoreOutput | None:
         plan, tokens, offset = self._plan, len(read.ids), self._model.position_offset
         batch = PackedBatch(
             bounds=np.array([0, tokens], dtype=np.int32),
@@ -60,6 +62,10 @@ class DirectItem(Direct):
         if plan.task == "score":
             scores: npt.NDArray[np.float32] = np.ascontiguousarray(activate(rows[None], plan.activation)[:, 0])
             return ScoreOutput(scores=scores, truncated=truncated, usage=usage)
+        if plan.task == "embed":
+            vectors = matryoshka.cut(rows[None], plan.width, normalize=plan.normalize, own=True)
+            cached = np.zeros(1, dtype=np.bool_)
+            return EmbeddingOutput(embeddings=vectors, cached=cached, truncated=truncated, usage=usage)
         matrix = Ragged.from_matrices([rows], width=self._native_width)
         flat = matryoshka.cut(matrix.flat, plan.width, normalize=plan.normalize, own=True)
         return TokenEmbeddingOutput(

@@ -57,9 +57,11 @@ struct Forward {
   }
 
   static int64_t length_of(const EncodeCall& call, int64_t text) { return call.bounds[text + 1] - call.bounds[text]; }
-  // Tokens of the text that a text continues: the position of its first token.
+  // Tokens of the prefix that all texts continue, and whose keys and values were computed by an earlier call.
+  static int64_t given_of(const EncodeCall& call) { return call.prefix && !call.leads ? call.prefix_tokens : 0; }
+  // Tokens that a text continues: the position of its first token.
   static int64_t lead_of(const EncodeCall& call, int64_t text) {
-    return call.leads && call.leads[text] >= 0 ? length_of(call, call.leads[text]) : 0;
+    return call.leads && call.leads[text] >= 0 ? length_of(call, call.leads[text]) : given_of(call);
   }
 
   // Rows that are kept of the text of the encoder that goes with one of the decoder.
@@ -79,7 +81,7 @@ struct Forward {
     const int64_t block = is_whole(call) ? tokens : most_of(least_of(call.block, tokens), longest);
     Sizes sizes;
     // Panels an odd number of 32 rows apart: else their rows meet in the same sets of the cache.
-    sizes.rows = (block + 31) / 32 * 32 + 32;
+    sizes.rows = (block + given_of(call) + 31) / 32 * 32 + 32;
     if (sizes.rows % 64 == 0) sizes.rows += 32;
     sizes.keys = longest;
     sizes.dim = most_dim(model);
@@ -477,14 +479,29 @@ struct Forward {
     }
   }
 
+  // Copies keys and values of the prefix: from the first text's rows, or behind the block's rows.
+  static void move_prefix(const Block& block, const Step& step) {
+    const EncodeCall& call = block.call;
+    int64_t columns = 0;
+    for (const Step* before = call.model->steps; before < &step; before++)
+      if (before->kind == kAttention) columns += 2 * before->kv_heads * before->dim;
+    auto* const prefix = (State*)call.prefix + columns * call.prefix_tokens;
+    const int64_t panels = 2 * step.kv_heads * step.dim / Isa::kPanel, size = call.prefix_tokens * Isa::kPanel;
+    for (int64_t p = block.team.first(panels); p < block.team.last(panels); p++) {
+      State* const rows = block.room.heads.row(call.leads ? 0 : block.rows, step.heads * step.dim + p * Isa::kPanel);
+      std::memcpy(call.leads ? prefix + p * size : rows, call.leads ? rows : prefix + p * size, size * sizeof(State));
+    }
+  }
+
   static void attend(const Block& block, const Step& step) {
     const int64_t part = block.team.members > 1 ? Attention<Isa>::kTaskRows : INT64_MAX;
     int64_t task = 0;
     for (int64_t t = block.first; t < block.last; t++) {
       const int64_t length = length_of(block.call, t), lead = lead_of(block.call, t);
       const int64_t kept = step.target == 1 ? kept_of(block.call, t) : 0;
-      const KeyRows rows{kept ? block.rows + block.call.kept[t - block.first]
-                         : lead > 0 ? block.start(block.call.leads[t]) : 0,
+      const KeyRows rows{kept                          ? block.rows + block.call.kept[t - block.first]
+                         : lead > 0 && block.call.leads ? block.start(block.call.leads[t])
+                                                        : block.rows,
                          lead + kept, block.start(t)};
       const int64_t keys = lead + (block.call.keys ? block.call.keys[t] : length);
       for (int64_t h = 0; h < step.kv_heads; h++)
@@ -599,6 +616,7 @@ struct Forward {
       case kHeads: team.share([&] { step.target == 1 ? turn_kept(block, step) : turn(block, step); }); break;
       case kAttention:
       case kConvolve:
+        if (block.call.prefix) team.share([&] { move_prefix(block, step); });
         team.share([&] { step.kind == kAttention ? attend(block, step) : convolve(block, step); });
         if (step.last && (block.call.reading == kFirstRow || block.call.reading == kLastRow)) {
           team.share([&] { drop_rows(block); });

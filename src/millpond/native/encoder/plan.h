@@ -142,6 +142,10 @@ struct EncodeCall {
   std::int64_t vocabulary;     // more than any id may be
   std::int64_t width;          // columns of the result, of the first ones
   std::int64_t unit;           // whether the rows are divided by their lengths
+  // Keys and values of a prefix, attention by attention: [2 kv_heads dim / kPanel][prefix_tokens][kPanel]. A call with
+  // leads writes those of its first text there; in any other all texts continue the prefix. Null: neither.
+  void* prefix;
+  std::int64_t prefix_tokens;
 };
 
 // What a call returns: 0, or why there is no result.

@@ -14,6 +14,7 @@ from pydantic import Field
 from millpond.engine.composite.scoring import pair_up
 from millpond.engine.composite.timed_ranking import TimeBudget
 from millpond.engine.engine import submission_of
+from millpond.engine.timed_rerank import timed_ranking
 from millpond.errors import EngineOverloadedError
 from millpond.server.errors import RequestError
 from millpond.server.requests import calls
@@ -162,7 +163,7 @@ class Scoring:
         if method == "auto" and model.engine.spec.score_type == "bi-encoder":
             method = "cosine"  # as submit_score
         submission = submission_of(model.engine)
-        ranking = submission.timed_ranking(pairs, self._params(model), method, budget)
+        ranking = timed_ranking(submission, pairs, self._params(model), method, budget)
         while ranking.goes_on():
             turn = submission.turns.ask()
             try:
