@@ -120,6 +120,8 @@ def _record_work(request: Request, model: ServedModel, pending: Pending[Any], ou
 
 async def _result(future: Future[Output]) -> Output:
     """The engine's output; cancelling this coroutine drops the queued part of the call."""
+    if future.done() and not future.cancelled():
+        return future.result()
     try:
         return await asyncio.wrap_future(future)  # cancelling it cancels the future
     except asyncio.CancelledError:
