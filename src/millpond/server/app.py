@@ -21,6 +21,7 @@ from millpond.server.api.openapi import ErrorAnswer
 from millpond.server.errors import answer_error
 from millpond.server.middleware import RequestMiddleware, RouteKeys
 from millpond.server.requests.body_budget import BodyBudget
+from millpond.server.requests.lone_caller import LoneCaller
 from millpond.server.requests.prepare_executor import PrepareExecutor
 from millpond.server.requests.response_budget import ResponseBudget
 from millpond.server.routing import DirectRoutes
@@ -68,6 +69,7 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
     app.state.indexes = ServedIndexes.load(config.indexes, models)
     app.state.config = config
     app.state.prepare_executor = PrepareExecutor()
+    app.state.lone_caller = LoneCaller()
     routers = ROUTERS_OF[config.protocol]
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     app.state.metrics = Metrics(models, paths={*(route.path for route in routes), "/docs", "/openapi.json"})

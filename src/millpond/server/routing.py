@@ -17,7 +17,7 @@ from millpond.server.telemetry.scope import route_path
 
 
 class DirectRoutes:
-    """ASGI middleware before FastAPI's router, which takes four times as long to find and call a route.
+    """ASGI middleware before FastAPI's router, which takes a fifth of the event loop's time for a short request.
 
     The router has these routes, too: for the API's description, and for other methods of their paths.
     """
@@ -26,7 +26,7 @@ class DirectRoutes:
         self._app = app
         self._routes: dict[tuple[str, str], APIRoute] = {}
         for route in filter(_needs_no_fastapi, routes):
-            for method in route.methods:
+            for method in route.methods or ():
                 self._routes.setdefault((method, route.path), route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
