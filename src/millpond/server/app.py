@@ -21,8 +21,10 @@ from millpond.server.api.openapi import ErrorAnswer
 from millpond.server.errors import answer_error
 from millpond.server.middleware import RequestMiddleware, RouteKeys
 from millpond.server.requests.body_budget import BodyBudget
+from millpond.server.requests.lone_caller import LoneCaller
 from millpond.server.requests.prepare_executor import PrepareExecutor
 from millpond.server.requests.response_budget import ResponseBudget
+from millpond.server.routing import DirectRoutes
 from millpond.server.served.indexes import ServedIndexes
 from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ServerConfig
@@ -67,9 +69,10 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
     app.state.indexes = ServedIndexes.load(config.indexes, models)
     app.state.config = config
     app.state.prepare_executor = PrepareExecutor()
+    app.state.lone_caller = LoneCaller()
     routers = ROUTERS_OF[config.protocol]
-    routes = {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
-    app.state.metrics = Metrics(models, paths={*routes, "/docs", "/openapi.json"})
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    app.state.metrics = Metrics(models, paths={*(route.path for route in routes), "/docs", "/openapi.json"})
     app.state.drain = Drain()
     app.state.body_budget = BodyBudget(config.max_body_bytes)
     app.state.response_budget = ResponseBudget(config.max_response_bytes)
@@ -77,6 +80,7 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
     app.openapi = openapi.describe(app, key_required=RouteKeys(config.api_keys).required)  # type: ignore[method-assign]  # as FastAPI documents
     for error in (MillpondError, HTTPException, RequestValidationError):
         app.add_exception_handler(error, answer_error)
+    app.add_middleware(DirectRoutes, routes=routes)
     _add_middleware(app, config)
     for router in routers:
         app.include_router(router)

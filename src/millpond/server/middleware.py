@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,8 +70,9 @@ class RequestMiddleware:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         start = time.perf_counter()
-        header = Headers(scope=scope).get("x-request-id", "")
-        request = _NOT_IN_IDS.sub("", header)[:_MAX_ID_LENGTH] or uuid.uuid4().hex
+        headers = Headers(scope=scope)
+        header = headers.get("x-request-id", "")
+        request = _NOT_IN_IDS.sub("", header)[:_MAX_ID_LENGTH] or os.urandom(16).hex()
         state: dict[str, Any] = scope.setdefault("state", {})
         state["request_id"] = request
         state["deadline"] = asyncio.get_running_loop().time() + self._config.request_timeout
@@ -81,7 +82,8 @@ class RequestMiddleware:
         token = logs.REQUEST_ID.set(request)
         response = _Response(send, request_id=request, drain=self._drain)
         try:
-            await self._respond(scope, receive, response)
+            self._check(scope, headers)
+            await self._app(scope, receive, response)
         except asyncio.CancelledError:
             if not self._drain.begun or response.status is not None:
                 raise
@@ -103,15 +105,14 @@ class RequestMiddleware:
                 logs.access(scope, status=response.status, seconds=time.perf_counter() - start)
             logs.REQUEST_ID.reset(token)
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        """Refuse a request without a key, or with too large a body."""
         key_required = self._keys.required(scope["method"], route_path(scope))
         if key_required and not self._keys.accept(headers.getlist("authorization")):
             problem = "Invalid API key" if "authorization" in headers else "Missing API key"
             message, challenge = f"{problem}; send one as 'Authorization: Bearer KEY'", {"WWW-Authenticate": "Bearer"}
             raise RequestError(message, status=401, type="Unauthorized", headers=challenge)
         _check_length(headers, self._config.max_body_bytes)
-        await self._app(scope, receive, send)
 
 
 class _Response(StatusObserver):
@@ -125,10 +126,9 @@ class _Response(StatusObserver):
     async def __call__(self, message: Message) -> None:
         """Pass a message on."""
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            headers["X-Request-Id"] = self._request_id
+            message["headers"] = [*message["headers"], (b"x-request-id", self._request_id.encode())]
             if self._drain.begun:
-                headers["Connection"] = "close"
+                MutableHeaders(scope=message)["Connection"] = "close"
         try:
             await super().__call__(message)
         except RuntimeError as error:

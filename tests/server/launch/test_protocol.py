@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from fastapi import FastAPI
 from tests.server.wire import chunks, received, replies, talk
 
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
+from millpond.server.launch.protocol import _Transport
 from tests.server import wire
 from tests.server.conftest import Server, address_of, serving
 
@@ -364,3 +366,21 @@ def test_at_the_cap_a_new_connection_is_told_to_come_back(
         last.sendall(GET + CLOSE + b"\r\n")
         assert received(last).startswith(b"HTTP/1.1 200 ")
     assert ["--max-connections" in each.getMessage() for each in caplog.records] == [True]  # once for all of them
+
+
+def test_a_head_is_sent_with_the_first_part_of_its_body() -> None:
+    sent: list[list[bytes]] = []
+    wire = SimpleNamespace(write=lambda data: sent.append([data]), writelines=lambda parts: sent.append(list(parts)))
+    responses = _Transport(None, wire)  # type: ignore[arg-type]
+    for part in (b"HTTP/1.1 100 Continue\r\n\r\n", b"head", b"body", b"more"):
+        responses.write(part)
+    responses.end()
+    responses.write(b"head of a response without a body")
+    responses.end()
+    responses.end()
+    assert sent == [
+        [b"HTTP/1.1 100 Continue\r\n\r\n"],
+        [b"head", b"body"],
+        [b"more"],
+        [b"head of a response without a body"],
+    ]

@@ -27,6 +27,7 @@ _FRAMING_PER_BYTE = 8
 # of anything else, of which it may have sent as much before it could see the response.
 _MAX_DROPPED_BODY = 64 << 20
 _MAX_DROPPED = 1 << 20
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NO_METHOD = len(b"  HTTP/1.1\r\n\r\n")  # bytes of a head beside its method, its URL and its headers
 _SEPARATORS = len(b": \r\n")
 # A client beyond the cap, or one whose time is over, has this long to read the reason.
@@ -81,15 +82,34 @@ class _ProtocolError(Exception):
 
 
 class _Transport:
-    """The transport that uvicorn closes; the protocol decides how."""
+    """The transport that uvicorn writes to and closes.
+
+    The head of a response waits for the first part of its body, so that one packet has both; the protocol decides how
+    to close.
+    """
 
     def __init__(self, protocol: HttpProtocol, transport: asyncio.Transport) -> None:
         self._protocol = protocol
         self._transport = transport
-        self.write = transport.write  # bound once: a response is written without a further call
+        self._head: bytes | None = None
+        self._begun = False  # whether the head of the response has come
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Write a head or a part of a body."""
+        if self._begun or data == _CONTINUE:
+            self._transport.writelines((self._head, data) if self._head else (data,))
+            self._head = None
+        else:
+            self._begun, self._head = True, data
+
+    def end(self) -> None:
+        """The response is over, also one that has no body."""
+        if self._head:
+            self._transport.write(self._head)
+        self._begun, self._head = False, None
 
     def is_closing(self) -> bool:
         """Whether nothing more is answered."""
@@ -133,7 +153,8 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own
         """Called on connect."""
         self._wire = transport
-        super().connection_made(_Transport(self, transport))  # type: ignore[arg-type]  # the part that uvicorn uses
+        self._responses = _Transport(self, transport)
+        super().connection_made(self._responses)  # type: ignore[arg-type]  # the part that uvicorn uses
         self._since = self.loop.time()
         self._timer = self.loop.call_later(self.timeout_keep_alive, self._check_time)
         if self._cap.exceeded(len(self.connections), self._since):
@@ -229,6 +250,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Called at the end of a response."""
         self._unanswered.popleft()
+        self._responses.end()
         super().on_response_complete()
         self._unset_keepalive_if_required()  # this class has its own timer
         if self._rejection is not None and not self._unanswered and not self.closing:
@@ -245,6 +267,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.closing:
             return
         self.closing = True
+        self._responses.end()
         self._begin_time()
         if self._stopping or not (self._receiving or self._rejection):
             return self._wire.close()

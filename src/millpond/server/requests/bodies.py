@@ -86,8 +86,12 @@ async def _within_time(request: Request) -> bytearray:
 async def _whole(request: Request, max_bytes: int) -> bytearray:
     """All bytes of the body; its Content-Length, which RequestMiddleware has checked, is not trusted."""
     data, budget = bytearray(), body_budget_of(request)
-    received = 0
-    async for chunk in request.stream():
+    received, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk, more = message.get("body", b""), message.get("more_body", False)
         received += len(chunk)
         if received <= max_bytes:
             budget.take(request.scope, len(chunk))

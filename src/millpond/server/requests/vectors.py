@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -82,8 +82,8 @@ class VectorRequest(PromptRequest):
 
     def vector_params(self, spec: ModelSpec) -> PoolingParams:
         """The options of a call for vectors."""
-        fields = {name: getattr(self, name) for name in ("role", "prompt_name", "input_type")}
-        present = {name: value for name, value in fields.items() if value is not None}
+        fields = (("role", self.role), ("prompt_name", self.prompt_name), ("input_type", self.input_type))
+        present = {name: value for name, value in fields if value is not None}
         if len(present) > 1:
             listed = ", ".join(f"{name}={value!r}" for name, value in present.items())
             raise RequestError(f"{listed} exclude each other; pass one", param=next(iter(present)))
@@ -92,9 +92,13 @@ class VectorRequest(PromptRequest):
             if self.prompt_name is None
             else PoolingParams(prompt_name=self.prompt_name)
         )
-        changes = {name: getattr(self, name) for name in ("dimensions", "normalize", "use_activation")}
-        changes = {name: value for name, value in changes.items() if value is not None}
-        return replace(params, **changes) if changes else params
+        changes = (
+            ("dimensions", self.dimensions),
+            ("normalize", self.normalize),
+            ("use_activation", self.use_activation),
+        )
+        given: dict[str, Any] = {name: value for name, value in changes if value is not None}
+        return replace(params, **given) if given else params
 
     @property
     def number_format(self) -> NumberFormat:

@@ -168,8 +168,8 @@ def _numbers(content: Any) -> int:
         return len(content.content) // 64
     if isinstance(content, str):
         return len(content) // 16  # which takes as long
-    if isinstance(content, Mapping):
-        return sum(_numbers(value) for value in content.values())
-    if isinstance(content, Sequence) and content:
+    if isinstance(content, dict):
+        return sum(map(_numbers, content.values()))
+    if isinstance(content, list | tuple) and content:
         return len(content) * _numbers(content[0])
     return 1

@@ -21,6 +21,8 @@ class UsageInfo(BaseModel):
     completion_tokens_details: None = None
 
 
+_USAGE = UsageInfo(prompt_tokens=0, total_tokens=0).model_dump()
+
 Item = TypeVar("Item")
 
 
@@ -47,7 +49,7 @@ def envelope(request: Request, prefix: str, model: ServedModel, *, request_id: s
 
 def usage(prompt_tokens: int) -> dict[str, Any]:
     """Token counts in OpenAI's format; nothing is generated."""
-    return UsageInfo(prompt_tokens=prompt_tokens, total_tokens=prompt_tokens).model_dump()
+    return _USAGE | {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
 
 
 def cohere_meta(version: str, tokens: int, **units: int) -> dict[str, Any]:

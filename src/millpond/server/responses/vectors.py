@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import Response
 
-from millpond.server.responses.encoding import Base64, NumberFormat, encoded, json_response, response_of
+from millpond.server.responses.encoding import Base64, NumberFormat, encoded, response_of, to_json
 from millpond.vectors.ragged import Ragged
 
 # A batch of 64 fits; aiohttp by default reads no header of more than 8190 bytes.
@@ -38,7 +38,10 @@ async def vector_response(
         if form.encoding == "base64" and row.ndim > 1:
             content["shape"] = list(row.shape)  # base64 does not keep it
         data.append(content)
-    return await json_response({**envelope, "data": data, "usage": usage})
+    content = {**envelope, "data": data, "usage": usage}
+    numbers = rows.flat.size if isinstance(rows, Ragged) else rows.size
+    body = await encoded(lambda: to_json(content), numbers=numbers if form.encoding == "float" else numbers // 4)
+    return response_of([body], "application/json")
 
 
 async def _binary_response(

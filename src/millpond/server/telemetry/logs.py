@@ -36,8 +36,9 @@ def access(scope: Scope, *, status: int | None, seconds: float) -> None:
         "milliseconds": round(seconds * 1000, 2),
     }
     shown = {key: value for key, value in fields.items() if value is not None}
-    line = " ".join(f"{key}={value}" for key, value in shown.items() if key != "request_id")
-    logger.info("%s", line, extra={_FIELDS: shown})
+    line = " ".join([f"{key}={value}" for key, value in shown.items() if key != "request_id"])
+    # As `logger.info`, without a search for the line of code that it was called from.
+    logger.handle(logger.makeRecord(logger.name, logging.INFO, __file__, 0, line, (), None, extra={_FIELDS: shown}))
 
 
 class Formatter(logging.Formatter):

@@ -62,7 +62,9 @@ class Metrics:
         self._paths = frozenset(paths)
         self.registry = CollectorRegistry()
         Info("millpond_build", "Which millpond this is.", registry=self.registry).info({"version": version("millpond")})
-        self.in_flight = Gauge("millpond_requests_in_flight", "Requests in progress.", registry=self.registry)
+        self.in_flight = 0  # requests; changed by the event loop only
+        gauge = Gauge("millpond_requests_in_flight", "Requests in progress.", registry=self.registry)
+        gauge.set_function(lambda: self.in_flight)
         counter = partial(Counter, labelnames=("route", "model"), namespace="millpond", registry=self.registry)
         histogram = partial(Histogram, namespace="millpond", registry=self.registry)
         timed = partial(histogram, labelnames=("route", "model"), buckets=_SECONDS)
@@ -171,11 +173,12 @@ class MetricsMiddleware:
             return await self._app(scope, receive, send)
         start = time.perf_counter()
         response = StatusObserver(send)
-        with self._metrics.in_flight.track_inprogress():
-            try:
-                await self._app(scope, receive, response)
-            finally:
-                self._metrics.count(scope, status=response.status, seconds=time.perf_counter() - start)
+        self._metrics.in_flight += 1
+        try:
+            await self._app(scope, receive, response)
+        finally:
+            self._metrics.in_flight -= 1
+            self._metrics.count(scope, status=response.status, seconds=time.perf_counter() - start)
 
 
 class _EngineCollector(Collector):

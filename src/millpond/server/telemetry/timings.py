@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millpond.server.telemetry.scope import request_state
@@ -22,18 +21,19 @@ class Work:
     characters: int  # characters of the texts; token ids have none
     ended: int  # when the engine had the result, in Unix nanoseconds
 
-    def headers(self, total: float) -> dict[str, str]:
+    def headers(self, total: float) -> list[tuple[bytes, bytes]]:
         """TEI's headers, in whole milliseconds; ``total``: seconds since the request arrived."""
-        return {
-            "x-compute-type": self.device,
-            "x-compute-time": _milliseconds(total),
-            "x-compute-characters": str(self.characters),
-            "x-compute-tokens": str(self.tokens),
-            "x-total-time": _milliseconds(total),
-            "x-tokenization-time": _milliseconds(self.timings.tokenization),
-            "x-queue-time": _milliseconds(self.timings.queue),
-            "x-inference-time": _milliseconds(self.timings.inference),
-        }
+        timings = self.timings
+        return [
+            (b"x-compute-type", self.device.encode()),
+            (b"x-compute-time", b"%d" % (1000 * total)),
+            (b"x-compute-characters", b"%d" % self.characters),
+            (b"x-compute-tokens", b"%d" % self.tokens),
+            (b"x-total-time", b"%d" % (1000 * total)),
+            (b"x-tokenization-time", b"%d" % (1000 * timings.tokenization)),
+            (b"x-queue-time", b"%d" % (1000 * timings.queue)),
+            (b"x-inference-time", b"%d" % (1000 * timings.inference)),
+        ]
 
 
 def work_of(scope: Scope) -> Work | None:
@@ -56,11 +56,7 @@ class TimingHeadersMiddleware:
 
         async def respond(message: Message) -> None:
             if message["type"] == "http.response.start" and (work := work_of(scope)) is not None:
-                MutableHeaders(scope=message).update(work.headers(time.perf_counter() - start))
+                message["headers"] = [*message["headers"], *work.headers(time.perf_counter() - start)]
             await send(message)
 
         await self._app(scope, receive, respond)
-
-
-def _milliseconds(seconds: float) -> str:
-    return str(int(seconds * 1000))
