@@ -170,6 +170,7 @@ TO = ["-", "--to", "qdrant+memory:#docs"]
     ("words", "message"),
     [
         (["nowhere.jsonl", *TO[1:]], "there is no file or folder"),
+        (["", *TO[1:]], "the path of the source is empty"),
         (["-", "--to", "somewhere"], "is no URL of a collection"),
         (["-", "--to", "redis+x:#docs"], "'redis'"),
         ([*TO, "--dimensions", "16,wide"], "is not a list of widths"),
