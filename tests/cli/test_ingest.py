@@ -96,7 +96,9 @@ def test_columns_of_a_csv_have_types_and_a_record_that_fails_is_exit_1(run: Run,
     path.write_bytes(gzip.compress(b"id,text,year,day\na,mill,2024,2024-05-31\nb,pond,later,\n"))
     result = run("ingest", path, "-m", model, "--to", url, "--types", "year=int, day=date", code=1)
     assert (result.rows[0]["written"], result.rows[0]["failed"]) == (1, 1)
-    assert "1 record was left out; the log and the dead letters name them" in result.err
+    assert result.err.endswith("1 record was left out; the log names it\n")
+    kept = run("ingest", path, "-m", model, "--to", url, "--types", "year=int", "--dead-letters", tmp_path / "d.jsonl")
+    assert f"1 record was left out; the log and the dead letters in {tmp_path / 'd.jsonl'} name it" in kept.err
     found = run("search", url, "mill", "-m", model, "--filter", "year=2024", "--format", "jsonl", code=0).rows
     assert [row["metadata"] for row in found] == [{"year": 2024, "day": "2024-05-31"}]
 
@@ -168,6 +170,7 @@ TO = ["-", "--to", "qdrant+memory:#docs"]
     ("words", "message"),
     [
         (["nowhere.jsonl", *TO[1:]], "there is no file or folder"),
+        (["", *TO[1:]], "the path of the source is empty"),
         (["-", "--to", "somewhere"], "is no URL of a collection"),
         (["-", "--to", "redis+x:#docs"], "'redis'"),
         ([*TO, "--dimensions", "16,wide"], "is not a list of widths"),

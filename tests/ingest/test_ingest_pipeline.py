@@ -112,7 +112,7 @@ def test_blank_texts_are_left_out_counted_and_named(engine, caplog):
     assert (report.read, report.blank, report.written, report.failed) == (20, 14, 6, 0)
     assert list(sink.texts.values()) == visible
     assert caplog.messages == [
-        "left out 14 of 20 records, whose text is blank (keep_blank=True keeps them): "
+        "left out 14 of 20 records, whose text is blank (keep_blank=True, or --keep-blank, keeps them): "
         "r0, r1, r2, r3, r4, r5, r6, r7, r8, r15 and 4 more"
     ]
     sink = DeletingSink(Record("r0", "old"))

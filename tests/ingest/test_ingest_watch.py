@@ -27,9 +27,9 @@ def folder(tmp_path):
 
 def texts(root):
     """What the collection should hold."""
-    from millpond.ingest import read
+    from millpond.ingest import Record, read
 
-    return {record.id: record.text for record in read(root) if record.text.strip()}
+    return {record.id: record.text for record in read(root) if isinstance(record, Record) and record.text.strip()}
 
 
 def test_what_is_saved_changed_and_removed_is_followed(folder, engine, tmp_path):
@@ -98,6 +98,21 @@ def test_a_file_that_is_being_written_is_read_when_it_rests(folder, engine, tmp_
             (folder / "a.txt").write_text(f"rewritten {number}")
         watcher.until_texts(texts(folder))
         assert watcher.written[before + 1 :] == ["a.txt"]
+
+
+@pytest.mark.parametrize("poll", [None, 0.1], ids=["notices", "poll"])
+def test_a_name_that_is_no_utf8_does_not_make_the_watcher_deaf(poll, folder, engine, tmp_path):
+    bad = os.fsencode(folder) + b"/bad\xff.txt"
+    with watching(folder, engine, tmp_path / "j", poll=poll) as watcher:
+        for number in range(2):
+            with open(bad, "w") as file:
+                file.write(f"nobody can name it {number}")
+            watcher.until(lambda count=number + 1: watcher.state.now()["failed"] >= count)
+            (folder / "a.txt").write_text(f"seen after it {number}")
+            watcher.until_texts(texts(folder))
+        os.unlink(bad)
+        (folder / "b.txt").write_text("seen when it is gone")
+        watcher.until_texts(texts(folder))
 
 
 def test_notices_that_were_lost_are_made_up_for_by_a_look(folder, engine, tmp_path, monkeypatch):

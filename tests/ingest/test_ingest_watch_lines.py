@@ -164,6 +164,8 @@ def test_a_source_that_cannot_be_watched_is_named(tmp_path):
     ):
         with pytest.raises(error, match=message):
             open_source(str(tmp_path / name))
+    with pytest.raises(InvalidRequestError, match="the path of the source is empty"):
+        open_source("")
     with pytest.raises(InvalidRequestError, match="updated='at' is of a table"):
         open_source(str(tmp_path), updated="at")
     with pytest.raises(InvalidRequestError, match="poll=0 must be"):

@@ -178,6 +178,15 @@ for name in (
     logging.getLogger(name).addFilter(_not_ours)
 
 
+def _without_traceback(record: logging.LogRecord) -> bool:
+    record.exc_info = None
+    return True
+
+
+# Milvus Lite does so too, in a thread of its own.
+logging.getLogger("milvus_lite.adapter.grpc.servicer").addFilter(_without_traceback)
+
+
 URL_SCHEMES = ("http://", "https://", "tcp://", "unix:")  # of a server
 
 

@@ -32,6 +32,7 @@ from millpond.ingest.record import Record, Rejected
 if TYPE_CHECKING:
     from millpond.cache.vector_cache import VectorCache
     from millpond.ingest.chunking import Chunking
+    from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
     from millpond.ingest.telemetry.report import IngestReport
     from millpond.ingest.telemetry.trace import RunTrace
     from millpond.values.spec import ModelSpec
@@ -252,7 +253,7 @@ def ingest(
             print(f"millpond: {error}", file=sys.stderr)  # of the database, while the rest was written
             raise typer.Exit(signals.code) from None
         drawn = page.draw(report, target)
-        _finish(report, signals, drawn=drawn)
+        _finish(report, signals, arguments["dead_letters"], drawn=drawn)
 
 
 def _here(
@@ -343,7 +344,7 @@ class _Page:
 _OPTIONAL = ("unchanged", "deleted", "uncached", "cache_error", "stopped", "verification")
 
 
-def _finish(report: IngestReport, signals: StopSignals, *, drawn: bool) -> None:
+def _finish(report: IngestReport, signals: StopSignals, letters: DeadLetterFile | None, *, drawn: bool) -> None:
     """Print the report, say what went wrong in the last lines, and raise the exit code."""
     defaults = {each.name: each.default for each in fields(report) if each.name in _OPTIONAL}
     counts = asdict(report).items()
@@ -356,7 +357,8 @@ def _finish(report: IngestReport, signals: StopSignals, *, drawn: bool) -> None:
         )
     if report.failed:
         count = "1 record was" if report.failed == 1 else f"{report.failed} records were"
-        problems.append(f"{count} left out; the log and the dead letters name them")
+        place = "the log names" if letters is None else f"the log and the dead letters in {letters.path} name"
+        problems.append(f"{count} left out; {place} {'it' if report.failed == 1 else 'them'}")
     if report.uncached:
         problems.append(f"{report.uncached} vectors could not be cached: {report.cache_error}")
     if report.stopped:

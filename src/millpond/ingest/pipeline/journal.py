@@ -162,6 +162,8 @@ class CollectionEntries:
 
     def of_file(self, path: str, mark: str) -> list[str]:
         """The ids of the records of a file, and of its parts, which ``mark`` parts from its path, that have rows."""
+        if path != path.encode(errors="ignore").decode():  # no UTF-8, so no id
+            return []
         query = "SELECT id FROM records WHERE target = ? AND chunks > 0 AND (id = ? OR (id > ? AND id < ?))"
         first, last = f"{path}{mark}", f"{path}{chr(ord(mark) + 1)}"
         with self._journal.reading() as connection:

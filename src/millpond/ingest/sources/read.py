@@ -177,6 +177,8 @@ def _check_iterable(source: object) -> None:
 
 
 def _path(source: str | os.PathLike[str], columns: Columns, types: Mapping[str, str]) -> RecordReader:
+    if not os.fspath(source):  # Path would make it the working directory
+        raise InvalidRequestError("the path of the source is empty; pass '.' for the working directory")
     path = Path(os.path.expanduser(source))
     kind = "" if path.is_dir() else kind_of(path)
     if types and kind not in _TYPED:

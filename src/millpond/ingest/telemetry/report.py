@@ -140,7 +140,7 @@ class RunCounts:
         if blank := counts["blank"]:
             more = blank - len(self._blank_ids)
             logger.warning(
-                "left out %d of %d records, whose text is blank (keep_blank=True keeps them): %s",
+                "left out %d of %d records, whose text is blank (keep_blank=True, or --keep-blank, keeps them): %s",
                 blank,
                 counts["read"],
                 ", ".join(map(shown, self._blank_ids)) + (f" and {more} more" if more else ""),

@@ -72,19 +72,23 @@ class Notices:
 
     def _work(self) -> None:
         while not self._ended.is_set():
-            found = self._watcher.watch(_DEBOUNCE, _STEP, _LOOK_SECONDS * 1000, self._ended)
+            try:
+                found = self._watcher.watch(_DEBOUNCE, _STEP, _LOOK_SECONDS * 1000, self._ended)
+            except RuntimeError as error:  # a name that is no UTF-8: this watcher says nothing else from then on
+                self._again(f"what changed in {self._folder} is not known ({error}); all of its files are looked at")
+                continue
             if found == "stop":
                 return
             if isinstance(found, set):
                 self._changed(path for _, path in found)
             if _identity(self._folder) != self._identity:
-                self._again()
+                self._again(
+                    f"{self._folder} is another folder than before, or is gone; it is watched again when it is there"
+                )
 
-    def _again(self) -> None:
+    def _again(self, why: str) -> None:
         """Watch the folder that is there now, or wait for one."""
-        logger.warning(
-            "%s is another folder than before, or is gone; it is watched again when it is there", self._folder
-        )
+        logger.warning("%s", why)
         while not self._ended.wait(1):
             if _identity(self._folder) is not None:
                 try:

@@ -53,6 +53,8 @@ def open_source(
     for option, value in (("updated", updated), ("notify", notify)):
         if value is not None:
             raise InvalidRequestError(f"{option}={value!r} is of a table, and {name!r} is none; leave {option} out")
+    if not name:  # Path would make it the working directory
+        raise InvalidRequestError("the path of the source is empty; pass '.' for the working directory")
     path = Path(name).expanduser()
     if path.is_dir():
         if columns != Columns():
