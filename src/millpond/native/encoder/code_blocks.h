@@ -10,7 +10,6 @@
 
 namespace {
 
-constexpr float kCodeShift = 0.0f;  // less than the code is what is stored
 constexpr int kCodeGroup = 4;  // inner numbers of a column that are neighbours
 
 // Codes of kLanes numbers. Both terms are rounded before they are added: the least number's code is 0, the greatest's 255
@@ -40,16 +39,45 @@ MILLPOND_INLINE Ints add_groups(Ints sum, const Ints* states, const Ints* weight
 }
 #endif
 
+// The sums of a block's first R rows: not an array, which the compiler would keep in memory.
+template <int R>
+struct BlockSums {
+  BlockSums<R - 1> before;
+  Ints low = broadcast_bits(0), high = broadcast_bits(0);
+
+  MILLPOND_INLINE void multiply(const uint8_t* rows, const Ints* low_weights, const Ints* high_weights) {
+    before.multiply(rows, low_weights, high_weights);
+    Ints states[kTogether];
+#pragma GCC unroll 2
+    for (int i = 0; i < kTogether; i++) {
+      int32_t four;
+      std::memcpy(&four, rows + (R - 1) * kCodePanel + 4 * i, sizeof four);
+      states[i] = broadcast_bits(four);
+    }
+    low = add_groups(low, states, low_weights);
+    high = add_groups(high, states, high_weights);
+  }
+
+  MILLPOND_INLINE void add_to(const CodeSums& to) {
+    before.add_to(to);
+    __asm__ volatile("" : "+v"(low), "+v"(high));  // else GCC stores every sum in the loop, too
+    to.add(R - 1, low, high);
+  }
+};
+template <>
+struct BlockSums<0> {
+  MILLPOND_INLINE void multiply(const uint8_t*, const Ints*, const Ints*) {}
+  MILLPOND_INLINE void add_to(const CodeSums&) {}
+};
+
 struct VectorCodes {
   static constexpr int kRows = kLanes == 16 ? 12 : 6;
   static constexpr bool kTiles = false;
 
   template <int R>
-  static void rows_of(const CodeProduct& p) {
-    Ints sums[R][2];
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = broadcast_bits(0);
+  static void rows_of(const CodeProduct& p, const CodeSums& to) {
     constexpr int64_t kHalf = kCodePanel * kLanes, kGroup = 4 * kLanes;
+    BlockSums<R> sums;
     const uint8_t* a = p.rows;
     const int8_t* b = p.unit;
     const char* ahead = p.ahead;
@@ -64,30 +92,14 @@ struct VectorCodes {
           low[i] = load_bits(b + (d + i) * kGroup);
           high[i] = load_bits(b + kHalf + (d + i) * kGroup);
         }
-#pragma GCC unroll 12
-        for (int r = 0; r < R; r++) {
-          Ints states[kTogether];
-#pragma GCC unroll 2
-          for (int i = 0; i < kTogether; i++) {
-            int32_t four;
-            std::memcpy(&four, a + r * kCodePanel + 4 * (d + i), sizeof four);
-            states[i] = broadcast_bits(four);
-          }
-          sums[r][0] = add_groups(sums[r][0], states, low);
-          sums[r][1] = add_groups(sums[r][1], states, high);
-        }
+        sums.multiply(a + 4 * d, low, high);
       }
     }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-      store_bits(p.to + r * kColumns, sums[r][0]);
-      store_bits(p.to + r * kColumns + kLanes, sums[r][1]);
-    }
+    sums.add_to(CodeSums(to));  // a copy, which no store may change
   }
 
-  template <class Side>
-  static void block(const CodeProduct& p, int64_t rows, const Side&) {
-    some_rows<VectorCodes, kRows>(p, rows);
+  static void block(const CodeProduct& p, const CodeSums& sums, int64_t rows) {
+    some_rows<VectorCodes, kRows>(p, sums, rows);
   }
 };
 

@@ -27,10 +27,6 @@ namespace {
 
 constexpr int64_t kChunk = 384;  // columns of a range, and inner columns of a feed that are computed and used together
 
-struct Range {
-  float step, zero;
-};
-
 struct Codes {
   uint8_t* at;
   int64_t stride;  // from panel to panel
@@ -94,14 +90,37 @@ void quantize_rows(const States<Isa>& from, int64_t first, int64_t last, int64_t
   }
 }
 
-// sums = from + what a chunk's integers stand for.
-MILLPOND_INLINE void add_integers(const int32_t* integers, const Range& range, const float* scales,
-                                  const float* column_sums, const float* from, float* to) {
-  for (int64_t c = 0; c < kColumns; c += kLanes) {
-    const Floats whole = multiply_add(load(column_sums + c), broadcast(-(range.zero - kCodeShift)), to_floats(load_bits(integers + c)));
-    store(to + c, multiply_add(whole, scaled(load(scales + c), broadcast(range.step)), load(from + c)));
+// A block of tiles whose integers wait until the next one is multiplied.
+template <class Int8>
+struct Waiting {
+  struct Block {
+    int64_t unit, row, count;
+    CodeSums to;
+    bool whole;  // nothing is added to the sums after this
+  };
+  alignas(64) int32_t integers[2][Int8::kRows * kColumns];
+  int turn = 0;
+  Block block{};
+
+  // Rows [from, to) of the block.
+  template <class Done>
+  MILLPOND_INLINE void finish(int64_t from, int64_t to, const Done& done) const {
+    to = least_of(to, block.count);
+    if (from >= to) return;
+    block.to.add_rows(from, to, integers[turn]);
+    if (block.whole) done(block.unit, block.row + from, to - from, block.to.to + from * kColumns);
   }
-}
+
+  // Multiplies the next block, and finishes this one some rows for each panel.
+  template <class Done>
+  MILLPOND_INLINE void follow(const CodeProduct& p, const Block& next, const Done& done) {
+    const int64_t pace = quotient_up(Int8::kRows, p.depth);
+    Int8::block(p, next.count, integers[turn ^ 1],
+                [&](int64_t panel) __attribute__((always_inline)) { finish(panel * pace, (panel + 1) * pace, done); });
+    turn ^= 1;
+    block = next;
+  }
+};
 
 // Units [first, last) of chunks [chunk, end) of a weight. `sums_at(unit, row)` is where the sums [count, kColumns] of a
 // block are: they start from the bias if `fresh`, else from what is there. `done(unit, row, count, sums)` gets each block.
@@ -111,57 +130,38 @@ MILLPOND_INLINE void code_products(const Codes& codes, int64_t rows, const Weigh
                                    int64_t first, int64_t last, bool fresh, const SumsAt& sums_at, const Done& done) {
   using Int8 = typename Int8Of<Isa>::Type;
   constexpr int64_t kPanels = kChunk / kCodePanel, kSize = kCodePanel * kColumns;
-  alignas(64) int32_t integers[Int8::kTiles ? 2 : 1][Int8::kRows * kColumns];
   const int64_t panels = code_panels(weight.in), begin = chunk * kPanels, depth = least_of(end * kPanels, panels) - begin;
+  const int64_t blocks = quotient_up(rows, Int8::kRows), most = Int8::kTiles ? Int8::kRows : quotient_up(rows, blocks);
   CodeProduct p;
   p.panel = codes.stride;
-  struct {
-    int64_t unit, row, count;
-    const int32_t* integers;
-    const Range* ranges;
-    const float *scales, *column_sums, *bias;  // bias null: the sums start from what is there
-    float* sums;
-    bool whole;  // nothing is added to the sums after this
-  } block{};
-  const auto finish = [&](int64_t from, int64_t to) __attribute__((always_inline)) {
-    for (int64_t r = from; r < to; r++) {
-      float* sums = block.sums + r * kColumns;
-      add_integers(block.integers + r * kColumns, block.ranges[r], block.scales, block.column_sums,
-                   block.bias ? block.bias : sums, sums);
-    }
-    if (block.whole) done(block.unit, block.row + from, to - from, block.sums + from * kColumns);
-  };
-  int turn = 0;
-  p.ahead_lines = quotient_up(kSize / 64, quotient_up(rows, Int8::kRows));
+  p.ahead_lines = quotient_up(kSize / 64, blocks);
+  [[maybe_unused]] Waiting<Int8> waiting;
   for (int64_t u = first; u < last; u++) {
     const auto* unit = (const int8_t*)weight.units + (u * panels + begin) * kSize;
     const float *scales = weight.scales + u * kColumns, *bias = weight.bias ? weight.bias + u * kColumns : kNoSums;
     p.ahead = (const char*)(unit + panels * kSize);
-    for (int64_t row = 0; row < rows; row += Int8::kRows) {
-      const int64_t count = least_of(rows - row, Int8::kRows);
+    for (int64_t row = 0; row < rows; row += most) {
+      const int64_t count = least_of(rows - row, most);
       float* sums = sums_at(u, row);
       for (int64_t panel = 0; panel < depth; panel += kPanels) {
         p.rows = codes.row(row, panel * kCodePanel);
         p.unit = unit + panel * kSize;
         p.depth = least_of(kPanels, depth - panel);
-        p.to = integers[turn];
-        const int64_t pace = quotient_up(Int8::kRows, p.depth);  // rows of the block before for each panel
-        Int8::block(p, count, [&](int64_t k) __attribute__((always_inline)) {
-          const int64_t from = k * pace, to = least_of(from + pace, block.count);
-          if (from < to) finish(from, to);
-        });
+        const bool from_bias = fresh && panel == 0, whole = panel + kPanels >= depth;
+        const CodeSums to{codes.ranges + panel / kPanels * codes.capacity + row, scales,
+                          scales + (1 + chunk + panel / kPanels) * weight.out, from_bias ? bias : sums,
+                          from_bias ? 0 : kColumns, sums};
+        if constexpr (Int8::kTiles) {
+          waiting.follow(p, {u, row, count, to, whole}, done);
+        } else {
+          Int8::block(p, to, count);
+          if (whole) done(u, row, count, sums);
+        }
         p.ahead += p.depth * p.ahead_lines * 64;
-        block = {u, row, count, integers[turn], codes.ranges + panel / kPanels * codes.capacity + row, scales,
-                 scales + (1 + chunk + panel / kPanels) * weight.out, fresh && panel == 0 ? bias : nullptr, sums,
-                 panel + kPanels >= depth};
-        if (Int8::kTiles)
-          turn ^= 1;
-        else
-          finish(0, count);
       }
     }
   }
-  if (Int8::kTiles) finish(0, block.count);
+  if constexpr (Int8::kTiles) waiting.finish(0, Int8::kRows, done);
 }
 
 // As `product` of products.h.
