@@ -58,7 +58,7 @@ struct CodeSums {
 
 // rows_of() of an instruction set, for R rows at most.
 template <class Isa, int R, class To>
-MILLPOND_INLINE void some_rows(const CodeProduct& p, const To& to, int64_t rows) {
+MILLPOND_INLINE void some_rows(const CodeProduct& p, To& to, int64_t rows) {
   if constexpr (R > 0) {
     if (rows == R) return Isa::template rows_of<R>(p, to);
     some_rows<Isa, R - 1>(p, to, rows);
