@@ -295,8 +295,8 @@ def with_rows(kernels, rows):
     return builder
 
 
-def product_of(rows, layer, lengths=None, *, threads=1):
-    builder = with_rows(kernels(), rows)
+def product_of(rows, layer, lengths=None, *, threads=1, dtype="float32"):
+    builder = with_rows(kernels(dtype), rows)
     builder.up_proj(layer)
     builder.norm(structs.NormWeights(kind=structs.COPY), layer.weight.shape[0])
     return run_all(builder, lengths or [len(rows)], threads)
@@ -336,13 +336,26 @@ def weights_of(layer):
 
 
 @eight_bits
-@pairwise(count=[1, 11, 12, 13, 64, 65, 150], bias=[True, False])
+@pairwise(count=[1, 10, 11, 13, 64, 65, 150], bias=[True, False])
 def test_a_product_is_the_integer_formula(count, bias):
+    assert_integer_formula(count, bias, "float32")
+
+
+@pytest.mark.skipif("bfloat16" not in DTYPES, reason="this processor has no kernels in bfloat16")
+@pairwise(count=[1, 13, 150], bias=[True, False])
+def test_a_product_of_states_in_bfloat16_is_the_integer_formula(count, bias):
+    assert_integer_formula(count, bias, "bfloat16")
+
+
+def assert_integer_formula(count, bias, dtype):
     inner, out = [(32, 32), (96, 160), (384, 64), (416, 96), (768, 32), (1184, 64)][(count + bias) % 6]
-    rows, layer = rows_like(count, inner, seed=count), layer_of(inner, out, bias=bias, seed=inner)
-    found, expected = product_of(rows, layer), expected_product(rows, *weights_of(layer))
-    assert np.abs(found - expected).max() <= 1e-6 * np.abs(expected).max()
-    exact = rows @ weights_of(layer)[0].T + (0 if layer.bias is None else weights_of(layer)[1])
+    rows, layer = rounded(rows_like(count, inner, seed=count), dtype), layer_of(inner, out, bias=bias, seed=inner)
+    weight, given_bias = weights_of(layer)
+    weight, given_bias = rounded(weight, dtype), None if given_bias is None else rounded(given_bias, dtype)
+    found, expected = product_of(rows, layer, dtype=dtype), expected_product(rows, weight, given_bias)
+    off = np.abs(found - expected) - (0 if dtype == "float32" else ROUNDING[dtype] * np.abs(expected))
+    assert off.max() <= 1e-6 * np.abs(expected).max()
+    exact = rows @ weight.T + (0 if given_bias is None else given_bias)
     assert 1e-5 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < 0.05
 
 
@@ -378,12 +391,13 @@ def test_extreme_rows():
 
 
 @eight_bits
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bad", "column"), [(np.nan, 0), (np.inf, 383), (-np.inf, 384), (np.nan, 447)])
-def test_a_row_that_is_not_finite_is_nan_and_no_other(bad, column):
+def test_a_row_that_is_not_finite_is_nan_and_no_other(bad, column, dtype):
     rows, layer = rows_like(30, 448), layer_of(448, 64)
-    clean = product_of(rows, layer)
+    clean = product_of(rows, layer, dtype=dtype)
     rows[13, column] = bad
-    found = product_of(rows, layer)
+    found = product_of(rows, layer, dtype=dtype)
     assert np.isnan(found[13]).all()
     assert np.array_equal(np.delete(found, 13, 0), np.delete(clean, 13, 0))
 

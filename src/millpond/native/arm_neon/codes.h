@@ -6,8 +6,6 @@
 
 namespace {
 
-constexpr float kCodeShift = 128.0f;
-
 // Codes of kLanes numbers. Both terms are rounded before they are added: the least number's code is 0, the greatest's 255
 // or cut to it.
 MILLPOND_INLINE void store_codes(uint8_t* to, Floats codes, Ints zero) {
@@ -27,7 +25,7 @@ struct VectorCodes {
 
   // A sum is of two rows and two columns: [row, row, next row, next row]. The last row of an odd number is its own partner.
   template <int R>
-  static void rows_of(const CodeProduct& p) {
+  static void rows_of(const CodeProduct& p, int32_t* integers) {
     constexpr int kPairs = (R + 1) / 2, kSums = kColumns / 2;
     constexpr int64_t kHalf = kCodePanel * kLanes;
     const auto next = [](int pair) { return 2 * pair + 1 < R ? 2 * pair + 1 : 2 * pair; };
@@ -60,7 +58,7 @@ struct VectorCodes {
 #pragma GCC unroll 4
       for (int c = 0; c < kSums; c += 2) {
         const int64x2_t x = vreinterpretq_s64_s32(sums[i][c]), y = vreinterpretq_s64_s32(sums[i][c + 1]);
-        int32_t* to = p.to + 2 * i * kColumns + 2 * c;
+        int32_t* to = integers + 2 * i * kColumns + 2 * c;
         vst1q_s32(to, vreinterpretq_s32_s64(vzip1q_s64(x, y)));
         if (2 * i + 1 < R) vst1q_s32(to + kColumns, vreinterpretq_s32_s64(vzip2q_s64(x, y)));
       }
@@ -85,7 +83,7 @@ struct VectorCodes {
   static constexpr bool kTiles = false;
 
   template <int R>
-  static void rows_of(const CodeProduct& p) {
+  static void rows_of(const CodeProduct& p, int32_t* integers) {
     constexpr int kSums = kColumns / 4;
     constexpr int64_t kHalf = kCodePanel * kLanes;
     int32x4_t sums[R][kSums];
@@ -116,13 +114,14 @@ struct VectorCodes {
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-      for (int c = 0; c < kSums; c++) vst1q_s32(p.to + r * kColumns + 4 * c, sums[r][c]);
+      for (int c = 0; c < kSums; c++) vst1q_s32(integers + r * kColumns + 4 * c, sums[r][c]);
   }
 #endif
 
-  template <class Side>
-  static void block(const CodeProduct& p, int64_t rows, const Side&) {
-    some_rows<VectorCodes, kRows>(p, rows);
+  static void block(const CodeProduct& p, const CodeSums& sums, int64_t rows) {
+    alignas(64) int32_t integers[kRows * kColumns];
+    some_rows<VectorCodes, kRows>(p, integers, rows);
+    sums.add_rows(0, rows, integers);
   }
 };
 

@@ -10,7 +10,6 @@
 
 namespace {
 
-constexpr float kCodeShift = 0.0f;  // less than the code is what is stored
 constexpr int kCodeGroup = 4;  // inner numbers of a column that are neighbours
 
 // Codes of kLanes numbers. Both terms are rounded before they are added: the least number's code is 0, the greatest's 255
@@ -24,6 +23,21 @@ MILLPOND_INLINE void store_codes(uint8_t* to, Floats codes, Ints zero) {
   _mm_storel_epi64((__m128i*)to, _mm_packus_epi16(words, words));
 #endif
 }
+
+#ifdef __AVX512BF16__
+// Codes of twice 32 numbers in bfloat16, of 0 if there are no second ones.
+MILLPOND_INLINE void store_codes(uint8_t* to, const uint16_t* first, const uint16_t* second, Floats codes, Ints zero) {
+  const Ints zeros = _mm512_or_si512(zero, _mm512_slli_epi32(zero, 16));
+  const auto words = [&](const uint16_t* from) __attribute__((always_inline)) {
+    const Ints bits = from ? _mm512_loadu_si512(from) : _mm512_setzero_si512();
+    const Ints even = _mm512_cvtps_epi32(scaled(as_floats(_mm512_slli_epi32(bits, 16)), codes));
+    const Ints odd = _mm512_cvtps_epi32(scaled(as_floats(_mm512_and_si512(bits, broadcast_bits(int32_t(0xffff0000)))), codes));
+    return _mm512_add_epi16(_mm512_mask_blend_epi16(0xaaaaaaaa, even, _mm512_slli_epi32(odd, 16)), zeros);
+  };
+  const Ints bytes = _mm512_packus_epi16(words(first), words(second));  // of 8 numbers of each in turn
+  store_bits(to, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), bytes));
+}
+#endif
 
 #ifdef MILLPOND_BYTE_PRODUCTS
 constexpr int kTogether = 1;  // groups of four inner numbers
@@ -40,16 +54,45 @@ MILLPOND_INLINE Ints add_groups(Ints sum, const Ints* states, const Ints* weight
 }
 #endif
 
+// The sums of a block's first R rows: not an array, which the compiler would keep in memory.
+template <int R>
+struct BlockSums {
+  BlockSums<R - 1> before;
+  Ints low = broadcast_bits(0), high = broadcast_bits(0);
+
+  MILLPOND_INLINE void multiply(const uint8_t* rows, const Ints* low_weights, const Ints* high_weights) {
+    before.multiply(rows, low_weights, high_weights);
+    Ints states[kTogether];
+#pragma GCC unroll 2
+    for (int i = 0; i < kTogether; i++) {
+      int32_t four;
+      std::memcpy(&four, rows + (R - 1) * kCodePanel + 4 * i, sizeof four);
+      states[i] = broadcast_bits(four);
+    }
+    low = add_groups(low, states, low_weights);
+    high = add_groups(high, states, high_weights);
+  }
+
+  MILLPOND_INLINE void add_to(const CodeSums& to) {
+    before.add_to(to);
+    __asm__ volatile("" : "+v"(low), "+v"(high));  // else GCC stores every sum in the loop, too
+    to.add(R - 1, low, high);
+  }
+};
+template <>
+struct BlockSums<0> {
+  MILLPOND_INLINE void multiply(const uint8_t*, const Ints*, const Ints*) {}
+  MILLPOND_INLINE void add_to(const CodeSums&) {}
+};
+
 struct VectorCodes {
-  static constexpr int kRows = kLanes == 16 ? 12 : 6;
+  static constexpr int kRows = kLanes == 16 ? 10 : 6;  // 12 were measured: slower on Zen 4
   static constexpr bool kTiles = false;
 
   template <int R>
-  static void rows_of(const CodeProduct& p) {
-    Ints sums[R][2];
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = broadcast_bits(0);
+  static void rows_of(const CodeProduct& p, const CodeSums& to) {
     constexpr int64_t kHalf = kCodePanel * kLanes, kGroup = 4 * kLanes;
+    BlockSums<R> sums;
     const uint8_t* a = p.rows;
     const int8_t* b = p.unit;
     const char* ahead = p.ahead;
@@ -64,30 +107,14 @@ struct VectorCodes {
           low[i] = load_bits(b + (d + i) * kGroup);
           high[i] = load_bits(b + kHalf + (d + i) * kGroup);
         }
-#pragma GCC unroll 12
-        for (int r = 0; r < R; r++) {
-          Ints states[kTogether];
-#pragma GCC unroll 2
-          for (int i = 0; i < kTogether; i++) {
-            int32_t four;
-            std::memcpy(&four, a + r * kCodePanel + 4 * (d + i), sizeof four);
-            states[i] = broadcast_bits(four);
-          }
-          sums[r][0] = add_groups(sums[r][0], states, low);
-          sums[r][1] = add_groups(sums[r][1], states, high);
-        }
+        sums.multiply(a + 4 * d, low, high);
       }
     }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-      store_bits(p.to + r * kColumns, sums[r][0]);
-      store_bits(p.to + r * kColumns + kLanes, sums[r][1]);
-    }
+    sums.add_to(CodeSums(to));  // a copy, which no store may change
   }
 
-  template <class Side>
-  static void block(const CodeProduct& p, int64_t rows, const Side&) {
-    some_rows<VectorCodes, kRows>(p, rows);
+  static void block(const CodeProduct& p, const CodeSums& sums, int64_t rows) {
+    some_rows<VectorCodes, kRows>(p, sums, rows);
   }
 };
 

@@ -227,8 +227,23 @@ struct Forward {
     }
   }
 
-  static void norm(const Block& block, const Step& step) {
-    const int64_t from = block.team.first(block.rows), to = block.team.last(block.rows);
+  // Whether a norm makes its states' codes, too: those that the step after it multiplies.
+  static bool quantizes(const Step& step, const Step* after) {
+    if (step.kind != kNorm || step.target == 2 || step.target == 3) return false;
+    const bool reads = after && (after->kind == kFeed || (after->kind == kProduct && after->target == 0));
+    return reads && after->weight.scales && after->weight.in == step.columns;
+  }
+
+  static void norm(const Block& block, const Step& step, const Step* after) {
+    const int64_t end = block.team.last(block.rows), several = quantizes(step, after) ? kFewRows : block.rows;
+    for (int64_t row = block.team.first(block.rows), to; row < end; row = to) {
+      to = least_of(row + several, end);
+      norm_rows(block, step, row, to);
+      if (quantizes(step, after)) quantize_rows<Isa>(block.room.states, row, to, step.columns, block.room.codes);
+    }
+  }
+
+  static void norm_rows(const Block& block, const Step& step, int64_t from, int64_t to) {
     if (step.target == 3)
       norm_to_sums(block.room.branch, block.room.sums, from, to, step.columns, step.norm);
     else if (step.target == 5)
@@ -338,7 +353,8 @@ struct Forward {
     add_product(block, a, block.room.codes, weight, step.target == 4 ? 1 : step.target, 0, weight.in);
   }
 
-  static void feed(const Block& block, const Step& step) {
+  // `quantized`: the states are in eight bits already.
+  static void feed(const Block& block, const Step& step, bool quantized) {
     const Weight &up = step.weight, &down = step.down;
     const int64_t inner = step.low.units ? step.low.in : down.in, of_unit = step.gated ? kLanes : kColumns;
     // All inner columns of a slice would overwrite the heads of the next one.
@@ -346,19 +362,29 @@ struct Forward {
     const int64_t chunk = whole ? inner : least_of(kChunk, inner);
     States<Isa> states = block.room.inner;
     if (chunk == inner && inner > kChunk) states.stride = (block.rows + 31) / 32 * 32 * Isa::kPanel + 32 * Isa::kPanel;
-    quantize(block, block.room.states, up, up.in, block.room.codes);
+    if (!quantized) quantize(block, block.room.states, up, up.in, block.room.codes);
     Codes codes = block.room.inner_codes;
     if (chunk == inner) codes.stride = (block.rows + 31) / 32 * 32 * kCodePanel + 32 * kCodePanel;
     for (int64_t column = 0; column < inner; column += chunk) {
       const int64_t width = least_of(chunk, inner - column), units = width / of_unit, from = column / of_unit;
-      block.team.share([&] {
-        const int64_t first = from + block.team.first(units), last = from + block.team.last(units);
-        if (step.gated)
-          activated_product<true>(block, block.room.states, up, step.activation, first, last, states, column);
-        else
-          activated_product<false>(block, block.room.states, up, step.activation, first, last, states, column);
-      });
-      quantize(block, states, down, width, codes);
+      // One thread quantizes rows while they are in the first cache.
+      const bool alone = up.scales && down.scales && block.team.members == 1 && !Isa::kTiles;
+      const int64_t several = alone ? Int8Of<Isa>::Type::kRows : block.rows;
+      for (int64_t row = 0; row < block.rows; row += several) {
+        Room room = block.room;
+        room.codes = room.codes.from(row);
+        const Block part{block.call, room, block.own, block.team, block.first, block.last,
+                         least_of(several, block.rows - row)};
+        const States<Isa> a{room.states.row(row, 0), room.states.stride}, to{states.row(row, 0), states.stride};
+        block.team.share([&] {
+          const int64_t first = from + block.team.first(units), last = from + block.team.last(units);
+          if (step.gated)
+            activated_product<true>(part, a, up, step.activation, first, last, to, column);
+          else
+            activated_product<false>(part, a, up, step.activation, first, last, to, column);
+        });
+        quantize(part, to, down, width, codes.from(row));
+      }
       block.team.share([&] {
         add_product(block, states, codes, down, step.target, column, width);
         if (step.low.units && block.call.adapters)
@@ -599,18 +625,20 @@ struct Forward {
     return step.kind == kProduct && step.target != 0 && step.target != 5 ? 6 : step.kind;
   }
 
-  static void run_step(Block& block, const Step& step, double* timings) {
+  // `before` and `after`: the steps around it that run on the same rows; null: none.
+  static void run_step(Block& block, const Step& step, const Step* before, const Step* after, double* timings) {
     Team& team = block.team;
+    const bool quantized = before && quantizes(*before, &step);
     const double begun = timings ? now() : 0;
     switch (step.kind) {
       case kEmbed: team.share([&] { step.target == 1 ? add_words(block, step) : embed(block, step); }); break;
-      case kNorm: team.share([&] { norm(block, step); }); break;
+      case kNorm: team.share([&] { norm(block, step, after); }); break;
       case kProduct:
         if (step.target == 6) {
           multiply_kept(block, step);
           break;
         }
-        quantize(block, input_of(block, step), step.weight, step.weight.in, block.room.codes);
+        if (!quantized) quantize(block, input_of(block, step), step.weight, step.weight.in, block.room.codes);
         team.share([&] { multiply(block, step); });
         break;
       case kHeads: team.share([&] { step.target == 1 ? turn_kept(block, step) : turn(block, step); }); break;
@@ -636,7 +664,7 @@ struct Forward {
       case kExclude: team.share([&] { gate(block, step); }); break;
       case kBlend: team.share([&] { blend(block, step); }); break;
       case kExperts: team.share([&] { mix(block, step); }); break;
-      default: feed(block, step);
+      default: feed(block, step, quantized);
     }
     if (timings) timings[timed_as(step)] += now() - begun;
   }
@@ -646,7 +674,7 @@ struct Forward {
     for (int64_t i = 0, end; i < model.count; i = end) {
       end = i + 1;
       if (mixes_rows(model.steps[i])) {
-        run_step(block, model.steps[i], timings);
+        run_step(block, model.steps[i], nullptr, nullptr, timings);
         continue;
       }
       // Attention reads the whole block. The steps from one attention to the next are run on one slice after the other.
@@ -657,7 +685,10 @@ struct Forward {
         const Room room = slice_of(block.room, row);
         Block slice{block.call, room, block.own, block.team, block.first, block.last,
                     least_of(several, block.rows - row), row, block.rows};
-        for (int64_t step = i; step < end; step++) run_step(slice, model.steps[step], timings);
+        for (int64_t k = i; k < end; k++) {
+          const Step* step = model.steps + k;
+          run_step(slice, *step, k > i ? step - 1 : nullptr, k + 1 < end ? step + 1 : nullptr, timings);
+        }
       }
     }
     const double begun = timings ? now() : 0;

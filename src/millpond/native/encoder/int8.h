@@ -25,11 +25,8 @@
 
 namespace {
 
+constexpr int64_t kFewRows = 12;  // that are quantized while they are in the first cache
 constexpr int64_t kChunk = 384;  // columns of a range, and inner columns of a feed that are computed and used together
-
-struct Range {
-  float step, zero;
-};
 
 struct Codes {
   uint8_t* at;
@@ -40,6 +37,7 @@ struct Codes {
   MILLPOND_INLINE uint8_t* row(int64_t row, int64_t column) const {
     return at + column / kCodePanel * stride + row * kCodePanel + column % kCodePanel;
   }
+  Codes from(int64_t row) const { return {at + row * kCodePanel, stride, ranges + row, capacity}; }
 };
 
 // Bytes of a unit of so many inner numbers.
@@ -59,9 +57,36 @@ template <>
 struct Int8Of<DotIsa> : Int8Of<FmaIsa> {};
 #endif
 
-// The range of a row's `width` columns; NaN if one of them is not finite. Returns codes per unit of x.
+// The least of some numbers or 0, and the greatest or 0.
+struct Extremes {
+  float least, most;
+  bool finite;  // all of them
+};
+
 template <class Isa>
-MILLPOND_INLINE float range_of(const States<Isa>& from, int64_t row, int64_t start, int64_t width, Range* range) {
+MILLPOND_INLINE Extremes extremes_of(const States<Isa>& from, int64_t row, int64_t start, int64_t width) {
+#ifdef __AVX512BF16__
+  if constexpr (sizeof(typename Isa::State) == 2) {
+    // Positive ones are in order as signed integers; of unsigned ones the least number is the greatest.
+    __m512i most = _mm512_setzero_si512(), least = most;
+    for (int64_t c = start; c < start + width; c += Isa::kPanel) {
+      const __m512i bits = _mm512_loadu_si512(from.row(row, c));
+      most = _mm512_max_epi16(most, bits);
+      least = _mm512_max_epu16(least, bits);
+    }
+    const __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_max_epu16(most, _mm512_srli_epi32(most, 16)),
+                                                 _mm512_max_epu16(least, _mm512_slli_epi32(least, 16)));
+    const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1));
+    __m128i words = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    words = _mm_max_epu16(words, _mm_shuffle_epi32(words, 0x4e));
+    const auto pair = uint32_t(_mm_cvtsi128_si32(_mm_max_epu16(words, _mm_shuffle_epi32(words, 0xb1))));
+    const uint32_t high = pair << 16, low = pair & 0xffff0000;
+    float numbers[2];
+    std::memcpy(numbers, &high, 4);
+    std::memcpy(numbers + 1, &low, 4);
+    return {low >> 31 ? numbers[1] : 0.0f, numbers[0], high < 0x7f800000 && low < 0xff800000};
+  }
+#endif
   Floats low = zeros(), high = zeros(), odd = zeros();
   for (int64_t c = start; c < start + width; c += kLanes) {
     const Floats x = Isa::load_state(from.row(row, c));
@@ -69,39 +94,85 @@ MILLPOND_INLINE float range_of(const States<Isa>& from, int64_t row, int64_t sta
     high = maximum(high, x);
     odd = multiply_add(x, zeros(), odd);  // NaN from NaN and infinity on
   }
-  const float least = -largest_of(difference(zeros(), low)), most = largest_of(high), rest = sum_of(odd);
-  const float step = (0.5f * most - 0.5f * least) * (1.0f / 127.5f);  // the whole range may be beyond float32
+  return {-largest_of(difference(zeros(), low)), largest_of(high), sum_of(odd) == 0.0f};
+}
+
+// Their range; NaN if one of them is not finite. Returns codes per unit of x.
+MILLPOND_INLINE float range_of(const Extremes& numbers, Range* range) {
+  const float step = (0.5f * numbers.most - 0.5f * numbers.least) * (1.0f / 127.5f);  // the whole may be beyond float32
   const bool some = step >= 1.2e-38f;  // less has no inverse: such numbers are 0
-  const float codes = rest == 0.0f && some ? 1.0f / step : 0.0f;
-  range->step = rest == 0.0f ? (some ? step : 0.0f) : __builtin_nanf("");
-  range->zero = __builtin_rintf(-least * codes);
+  const float codes = numbers.finite && some ? 1.0f / step : 0.0f;
+  range->step = numbers.finite ? (some ? step : 0.0f) : __builtin_nanf("");
+  range->zero = __builtin_rintf(-numbers.least * codes);
   return codes;
 }
 
-// Rows [first, last) of states in eight bits.
+// Codes of a row's columns [start, end) of one range, `codes` of them a unit of x.
+template <class Isa>
+MILLPOND_INLINE void quantize_row(const States<Isa>& from, int64_t row, int64_t start, int64_t end, float codes,
+                                  float zero, const Codes& to) {
+  const Floats factor = broadcast(codes);
+  const Ints shift = broadcast_bits(int32_t(zero));
+#ifdef __AVX512BF16__
+  if constexpr (sizeof(typename Isa::State) == 2) {
+    for (int64_t c = start; c < end; c += kCodePanel)
+      store_codes(to.row(row, c), from.row(row, c), c + Isa::kPanel < end ? from.row(row, c + Isa::kPanel) : nullptr,
+                  factor, shift);
+    return;
+  }
+#endif
+  for (int64_t c = start; c < end; c += kLanes)
+    store_codes(to.row(row, c), scaled(Isa::load_state(from.row(row, c)), factor), shift);
+  if (end % kCodePanel) std::memset(to.row(row, end), 0, kCodePanel / 2);
+}
+
+// Rows [first, last) of states in eight bits. A few rows at a time: a range waits for one step after another.
 template <class Isa>
 void quantize_rows(const States<Isa>& from, int64_t first, int64_t last, int64_t columns, const Codes& to) {
-  for (int64_t start = 0; start < columns; start += kChunk) {
-    const int64_t width = least_of(kChunk, columns - start);
-    for (int64_t r = first; r < last; r++) {
-      Range& range = to.ranges[start / kChunk * to.capacity + r];
-      const Floats codes = broadcast(range_of<Isa>(from, r, start, width, &range));
-      const Ints zero = broadcast_bits(int32_t(range.zero));
-      for (int64_t c = start; c < start + width; c += kLanes)
-        store_codes(to.row(r, c), scaled(Isa::load_state(from.row(r, c)), codes), zero);
-      if (width % kCodePanel) std::memset(to.row(r, start + width), 0, kCodePanel / 2);
+  for (int64_t row = first; row < last; row += kFewRows) {
+    const int64_t end = least_of(row + kFewRows, last);
+    for (int64_t start = 0; start < columns; start += kChunk) {
+      const int64_t width = least_of(kChunk, columns - start);
+      Range* ranges = to.ranges + start / kChunk * to.capacity;
+      float codes[kFewRows];
+      for (int64_t r = row; r < end; r++) codes[r - row] = range_of(extremes_of<Isa>(from, r, start, width), ranges + r);
+      for (int64_t r = row; r < end; r++)
+        quantize_row<Isa>(from, r, start, start + width, codes[r - row], ranges[r].zero, to);
     }
   }
 }
 
-// sums = from + what a chunk's integers stand for.
-MILLPOND_INLINE void add_integers(const int32_t* integers, const Range& range, const float* scales,
-                                  const float* column_sums, const float* from, float* to) {
-  for (int64_t c = 0; c < kColumns; c += kLanes) {
-    const Floats whole = multiply_add(load(column_sums + c), broadcast(-(range.zero - kCodeShift)), to_floats(load_bits(integers + c)));
-    store(to + c, multiply_add(whole, scaled(load(scales + c), broadcast(range.step)), load(from + c)));
+// A block of tiles whose integers wait until the next one is multiplied.
+template <class Int8>
+struct Waiting {
+  struct Block {
+    int64_t unit, row, count;
+    CodeSums to;
+    bool whole;  // nothing is added to the sums after this
+  };
+  alignas(64) int32_t integers[2][Int8::kRows * kColumns];
+  int turn = 0;
+  Block block{};
+
+  // Rows [from, to) of the block.
+  template <class Done>
+  MILLPOND_INLINE void finish(int64_t from, int64_t to, const Done& done) const {
+    to = least_of(to, block.count);
+    if (from >= to) return;
+    block.to.add_rows(from, to, integers[turn]);
+    if (block.whole) done(block.unit, block.row + from, to - from, block.to.to + from * kColumns);
   }
-}
+
+  // Multiplies the next block, and finishes this one some rows for each panel.
+  template <class Done>
+  MILLPOND_INLINE void follow(const CodeProduct& p, const Block& next, const Done& done) {
+    const int64_t pace = quotient_up(Int8::kRows, p.depth);
+    Int8::block(p, next.count, integers[turn ^ 1],
+                [&](int64_t panel) __attribute__((always_inline)) { finish(panel * pace, (panel + 1) * pace, done); });
+    turn ^= 1;
+    block = next;
+  }
+};
 
 // Units [first, last) of chunks [chunk, end) of a weight. `sums_at(unit, row)` is where the sums [count, kColumns] of a
 // block are: they start from the bias if `fresh`, else from what is there. `done(unit, row, count, sums)` gets each block.
@@ -111,57 +182,38 @@ MILLPOND_INLINE void code_products(const Codes& codes, int64_t rows, const Weigh
                                    int64_t first, int64_t last, bool fresh, const SumsAt& sums_at, const Done& done) {
   using Int8 = typename Int8Of<Isa>::Type;
   constexpr int64_t kPanels = kChunk / kCodePanel, kSize = kCodePanel * kColumns;
-  alignas(64) int32_t integers[Int8::kTiles ? 2 : 1][Int8::kRows * kColumns];
   const int64_t panels = code_panels(weight.in), begin = chunk * kPanels, depth = least_of(end * kPanels, panels) - begin;
+  const int64_t blocks = quotient_up(rows, Int8::kRows), most = Int8::kTiles ? Int8::kRows : quotient_up(rows, blocks);
   CodeProduct p;
   p.panel = codes.stride;
-  struct {
-    int64_t unit, row, count;
-    const int32_t* integers;
-    const Range* ranges;
-    const float *scales, *column_sums, *bias;  // bias null: the sums start from what is there
-    float* sums;
-    bool whole;  // nothing is added to the sums after this
-  } block{};
-  const auto finish = [&](int64_t from, int64_t to) __attribute__((always_inline)) {
-    for (int64_t r = from; r < to; r++) {
-      float* sums = block.sums + r * kColumns;
-      add_integers(block.integers + r * kColumns, block.ranges[r], block.scales, block.column_sums,
-                   block.bias ? block.bias : sums, sums);
-    }
-    if (block.whole) done(block.unit, block.row + from, to - from, block.sums + from * kColumns);
-  };
-  int turn = 0;
-  p.ahead_lines = quotient_up(kSize / 64, quotient_up(rows, Int8::kRows));
+  p.ahead_lines = quotient_up(kSize / 64, blocks);
+  [[maybe_unused]] Waiting<Int8> waiting;
   for (int64_t u = first; u < last; u++) {
     const auto* unit = (const int8_t*)weight.units + (u * panels + begin) * kSize;
     const float *scales = weight.scales + u * kColumns, *bias = weight.bias ? weight.bias + u * kColumns : kNoSums;
     p.ahead = (const char*)(unit + panels * kSize);
-    for (int64_t row = 0; row < rows; row += Int8::kRows) {
-      const int64_t count = least_of(rows - row, Int8::kRows);
+    for (int64_t row = 0; row < rows; row += most) {
+      const int64_t count = least_of(rows - row, most);
       float* sums = sums_at(u, row);
       for (int64_t panel = 0; panel < depth; panel += kPanels) {
         p.rows = codes.row(row, panel * kCodePanel);
         p.unit = unit + panel * kSize;
         p.depth = least_of(kPanels, depth - panel);
-        p.to = integers[turn];
-        const int64_t pace = quotient_up(Int8::kRows, p.depth);  // rows of the block before for each panel
-        Int8::block(p, count, [&](int64_t k) __attribute__((always_inline)) {
-          const int64_t from = k * pace, to = least_of(from + pace, block.count);
-          if (from < to) finish(from, to);
-        });
+        const bool from_bias = fresh && panel == 0, whole = panel + kPanels >= depth;
+        const CodeSums to{codes.ranges + panel / kPanels * codes.capacity + row, scales,
+                          scales + (1 + chunk + panel / kPanels) * weight.out, from_bias ? bias : sums,
+                          from_bias ? 0 : kColumns, sums};
+        if constexpr (Int8::kTiles) {
+          waiting.follow(p, {u, row, count, to, whole}, done);
+        } else {
+          Int8::block(p, to, count);
+          if (whole) done(u, row, count, sums);
+        }
         p.ahead += p.depth * p.ahead_lines * 64;
-        block = {u, row, count, integers[turn], codes.ranges + panel / kPanels * codes.capacity + row, scales,
-                 scales + (1 + chunk + panel / kPanels) * weight.out, fresh && panel == 0 ? bias : nullptr, sums,
-                 panel + kPanels >= depth};
-        if (Int8::kTiles)
-          turn ^= 1;
-        else
-          finish(0, count);
       }
     }
   }
-  if (Int8::kTiles) finish(0, block.count);
+  if constexpr (Int8::kTiles) waiting.finish(0, Int8::kRows, done);
 }
 
 // As `product` of products.h.

@@ -12,7 +12,7 @@ struct TileCodes {
 
   // 16 rows, or 32 if `kTwo`; `side(panel)` is work for the vector units meanwhile.
   template <bool kTwo, class Side>
-  static MILLPOND_INLINE void multiply(const CodeProduct& p, const Side& side) {
+  static MILLPOND_INLINE void multiply(const CodeProduct& p, int32_t* to, const Side& side) {
     const uint8_t* rows = p.rows;
     const int8_t* unit = p.unit;
     const char* ahead = p.ahead;
@@ -39,21 +39,21 @@ struct TileCodes {
       ahead += 64 * p.ahead_lines;
       side(k);
     }
-    _tile_stored(0, p.to, kBytes);
-    _tile_stored(1, p.to + 16, kBytes);
+    _tile_stored(0, to, kBytes);
+    _tile_stored(1, to + 16, kBytes);
     if (kTwo) {
-      _tile_stored(2, p.to + 16 * kColumns, kBytes);
-      _tile_stored(3, p.to + 16 * kColumns + 16, kBytes);
+      _tile_stored(2, to + 16 * kColumns, kBytes);
+      _tile_stored(3, to + 16 * kColumns + 16, kBytes);
     }
   }
 
-  // Whole tiles of 16 rows are read and written, whatever is in the rows behind the last one.
+  // Integers [kRows, kColumns]. Whole tiles of 16 rows are read and written, whatever is in the rows behind the last one.
   template <class Side>
-  static MILLPOND_INLINE void block(const CodeProduct& p, int64_t rows, const Side& side) {
+  static MILLPOND_INLINE void block(const CodeProduct& p, int64_t rows, int32_t* to, const Side& side) {
     if (rows > 16)
-      multiply<true>(p, side);
+      multiply<true>(p, to, side);
     else
-      multiply<false>(p, side);
+      multiply<false>(p, to, side);
   }
 };
 
