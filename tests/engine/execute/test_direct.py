@@ -21,7 +21,7 @@ from tests.tiny.static import write_model2vec
 from millpond import AsyncEngine, Engine, PoolingParams
 from millpond.engine.engine import submission_of
 from millpond.engine.execute import direct as direct_module
-from millpond.engine.execute.cores import process_cores
+from millpond.engine.execute.cores import Turn, process_cores
 from millpond.engine.execute.direct import Direct, DirectText, most_at_once
 from millpond.engine.schedule.admission import Admission
 from millpond.errors import EngineClosedError, InvalidRequestError, MillpondError
@@ -349,7 +349,7 @@ def in_line(
     monkeypatch.setattr(direct_module, "_PATIENCE", 60.0)
     monkeypatch.setattr(direct_module, "_TURNS", len(texts))
     cores = process_cores()
-    taken = cores.widen(cores.count)
+    taken = cores.widen(cores.count) + cores.claim(turn=Turn(spare=1))
     threads = []
     try:
         for number, text in enumerate(texts, 1):

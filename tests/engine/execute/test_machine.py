@@ -17,7 +17,7 @@ from tests.gates import until
 
 from millpond.backends.device_errors import LostDevice, is_device_lost, is_out_of_memory
 from millpond.backends.native.threads import NativeThreads
-from millpond.engine.execute.cores import Cores
+from millpond.engine.execute.cores import Cores, Turn
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.errors import DeviceLostError, MillpondError
 from millpond.support.processor import usable_cores
@@ -56,6 +56,21 @@ def test_a_wait_that_was_long_enough_leaves_no_claim():
     assert not cores.claim(seconds=0.01)
     cores.release()
     assert cores.free == 1 and cores.claim(seconds=0.01)
+
+
+def test_a_spare_thread_computes_beyond_the_cores_but_not_before_who_waits_for_one():
+    cores = Cores(1)
+    cores.claim()
+    assert cores.claim(turn=Turn(spare=1)) and cores.free == 0
+    assert not cores.claim(turn=Turn(spare=1), seconds=0.01)
+    waiting = threading.Thread(target=cores.claim)
+    waiting.start()
+    until(lambda: cores._waiting)
+    cores.release()  # of two: there is no core yet, and nobody overtakes who waits for it
+    assert not cores.claim(turn=Turn(spare=1), seconds=0.01) and waiting.is_alive()
+    cores.release()
+    waiting.join(60)
+    assert not waiting.is_alive() and cores.claim(turn=Turn(spare=1))
 
 
 def test_a_claim_waits_for_a_release():

@@ -14,12 +14,16 @@ from millpond.support.processor import usable_cores
 
 
 class Turn:
-    """A thread's wait for a core: over with a core, or when the thread that has withdrawn it releases ``over``."""
+    """A thread's wait for a core: over with a core, or when the thread that has withdrawn it releases ``over``.
 
-    __slots__ = ("claimed", "over")
+    With ``spare`` it is over, too, while no more threads than that many beyond the cores have one: they compute while
+    others wait for Python's lock.
+    """
 
-    def __init__(self) -> None:
-        self.claimed = False
+    __slots__ = ("claimed", "over", "spare")
+
+    def __init__(self, spare: int = 0) -> None:
+        self.claimed, self.spare = False, spare
         self.over = threading.Lock()
         self.over.acquire()
 
@@ -36,7 +40,7 @@ class Cores:
     @property
     def free(self) -> int:
         """Number of cores that are not claimed."""
-        return self._free
+        return max(0, self._free)
 
     def claim(self, *, wait: bool = True, seconds: float | None = None, turn: Turn | None = None) -> bool:
         """Claim a core, if one is free, or after a ``wait`` for one, of so many seconds at most.
@@ -51,6 +55,7 @@ class Cores:
                 return False
             turn = turn or Turn()
             self._waiting.append(turn)
+            self._hand_over()
         try:
             turn.over.acquire(timeout=-1 if seconds is None else seconds)
         except BaseException:  # Ctrl-C
@@ -82,11 +87,14 @@ class Cores:
         """Give cores back: to those that wait, the oldest first, before anybody who comes later."""
         with self._lock:
             self._free += count
-            while self._free > 0 and self._waiting:
-                self._free -= 1
-                turn = self._waiting.popleft()
-                turn.claimed = True
-                turn.over.release()
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        while self._waiting and self._free + self._waiting[0].spare > 0:
+            self._free -= 1
+            turn = self._waiting.popleft()
+            turn.claimed = True
+            turn.over.release()
 
 
 def process_cores() -> Cores:

@@ -41,7 +41,7 @@ _TURNS = 4
 # Seconds that they wait at most: other engines of the process may have the cores for longer, and Ctrl-C waits, too.
 _PATIENCE = 0.02
 # Tokens of texts that are run together for several callers: more take as long for each token.
-_TOGETHER = 96
+_TOGETHER = 64
 
 
 def most_at_once(cores: Cores) -> int:

@@ -7,6 +7,8 @@ from typing import Any
 
 from millpond.engine.execute.cores import Cores, Turn
 
+_SPARE = 1  # texts that are run at once beyond those that have a core
+
 
 class Waiting(Turn):
     """A text and, once it was run, its output."""
@@ -14,7 +16,7 @@ class Waiting(Turn):
     __slots__ = ("done", "marks", "output", "read", "tokens")
 
     def __init__(self, read: Any, tokens: int, marks: Any) -> None:
-        super().__init__()
+        super().__init__(_SPARE)
         self.read, self.tokens, self.marks = read, tokens, marks
         self.output: Any = None
         self.done = False  # by another thread, whether with an output or without
