@@ -62,8 +62,8 @@ TORCH = _paths(
     """
 )
 MARKED_TORCH = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.torch\b", re.MULTILINE)
-# Why a test of `make test-light` may be skipped; anything else means that its environment lacks a package.
-SKIPS = re.compile(r"MILLPOND_\w+ is not set|no amx|has no bfloat16|this (sink|index) ")
+# Why a test of `make test-light` may be skipped; anything but these, and what a processor lacks, is a missing package.
+SKIPS = re.compile(r"MILLPOND_\w+ is not set|no (kernels for \w+ on )?(amx|avxvnni)|has no bfloat16|this (sink|index) ")
 
 
 def _path(nodeid: str) -> PurePosixPath:
