@@ -61,7 +61,7 @@ def test_a_wait_that_was_long_enough_leaves_no_claim():
 def test_a_spare_thread_computes_beyond_the_cores_but_not_before_who_waits_for_one():
     cores = Cores(1)
     cores.claim()
-    assert cores.claim(turn=Turn(spare=1)) and cores.free == 0
+    assert cores.claim(turn=Turn(spare=1), seconds=10) and cores.free == 0
     assert not cores.claim(turn=Turn(spare=1), seconds=0.01)
     waiting = threading.Thread(target=cores.claim)
     waiting.start()
@@ -70,7 +70,7 @@ def test_a_spare_thread_computes_beyond_the_cores_but_not_before_who_waits_for_o
     assert not cores.claim(turn=Turn(spare=1), seconds=0.01) and waiting.is_alive()
     cores.release()
     waiting.join(60)
-    assert not waiting.is_alive() and cores.claim(turn=Turn(spare=1))
+    assert not waiting.is_alive() and cores.claim(turn=Turn(spare=1), seconds=10)
 
 
 def test_a_claim_waits_for_a_release():

@@ -19,10 +19,10 @@ from millpond.backends.native.heads.splade import SpladeHead, vocabulary_activat
 from millpond.backends.native.heads.token_modules import TokenModules
 from millpond.backends.native.heads.token_presence import TokenPresenceHead
 from millpond.backends.native.heads.token_weights import TokenWeightHead, read_token_vectors
-from millpond.backends.native.kept_prefix import PrefixEncoder
 from millpond.backends.native.kernels import Int8, Precision
 from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.backends.native.pooled_text import PooledText, finishes_as_numpy
+from millpond.backends.native.prefix_encoder import PrefixEncoder
 from millpond.backends.native.static import StaticEncoder
 from millpond.backends.native.threads import NativeThreads
 from millpond.checkpoints.build_spec import backbone_width

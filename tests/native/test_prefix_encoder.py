@@ -12,9 +12,9 @@ from tests.native.models import compiled
 from tests.variants import native
 
 from millpond.backends.backend import PackedBatch
-from millpond.backends.native import kept_prefix
+from millpond.backends.native import prefix_encoder
 from millpond.backends.native.encoder import NativeEncoder, bounds_of
-from millpond.backends.native.kept_prefix import PrefixEncoder
+from millpond.backends.native.prefix_encoder import PrefixEncoder
 from millpond.native import library
 
 pytestmark = compiled
@@ -93,6 +93,6 @@ def test_other_batches_are_not_its(encoder, monkeypatch):
         batch([pair], adapters=np.zeros(len(pair), dtype=np.int32)),
     ):
         assert prefixes.encode(other, threads=1) is None
-    monkeypatch.setattr(kept_prefix, "_MOST_BYTES", encoder.prefix_bytes(20) - 1)
+    monkeypatch.setattr(prefix_encoder, "_MOST_BYTES", encoder.prefix_bytes(20) - 1)
     prefixes.drop()
     assert prefixes.encode(continuing(LEAD, DOCUMENTS), threads=1) is None

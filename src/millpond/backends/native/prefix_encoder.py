@@ -44,8 +44,9 @@ class PrefixEncoder:
         if any(each is not None for each in (batch.types, batch.adapters, batch.keys, batch.skip)):
             return None
         if batch.prefixes is None:
-            known = kept is not None and len(batch.bounds) == 2 and _begins_with(batch.ids, kept.ids)
-            return self._continued(batch.ids, batch.bounds, kept, **options) if known and kept is not None else None
+            if kept is None or len(batch.bounds) != 2 or not _begins_with(batch.ids, kept.ids):
+                return None
+            return self._continued(batch.ids, batch.bounds, kept, **options)
         if batch.prefixes[0] >= 0 or any(batch.prefixes[1:]):
             return None
         tokens = int(batch.bounds[1])
