@@ -51,6 +51,7 @@ def emulated_table(folder, *options):
             source = folder / "fill.cpp"
             source.write_text(
                 f'#include "{NATIVE}/x86_amx/encoder.cpp"\n#include "{NATIVE}/parallel.cpp"\n'
+                f'#include "{NATIVE}/unit_rows.cpp"\n'
                 'extern "C" void fill(KernelTable* table) { millpond_add_encoder_amx(table); }\n'
             )
             made = folder / "emulated.so"

@@ -120,7 +120,7 @@ def guard(guards):
         self._packings = packings
 
     weight_packer.Memory = encoders.Memory = guards.memory
-    WeightPacker.pack = lambda self, identity: pack(self)
+    WeightPacker.pack = lambda self, identity, **_: pack(self) or {}  # no weight is smoothed
     WeightPacker._kept = lambda self, array: guards.array(array).ctypes.data
     rotation._FIRST = 150  # the longest text
     Rotation.tables = lambda self, count: tuple(guards.array(table) for table in tables(self, count))

@@ -26,6 +26,7 @@ from millpond.backends.native.encoder import NativeEncoder, bounds_of
 from millpond.backends.native.formulas import Inputs, attended, formulas, read
 from millpond.backends.native.kernels import kernels_of
 from millpond.backends.native.packing.weight_packer import tensor_of
+from millpond.backends.native.plans import plan
 from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.self_check import VOCABULARY
 from millpond.native import library
@@ -314,19 +315,25 @@ def quantized(rows):
     return codes.astype(np.int64), np.where(some, steps, F(0)), zeros.astype(np.int64)
 
 
-def expected_product(rows, weight, bias):
-    """The same sums with exact integers, chunk by chunk."""
+def scales_of(weight):
+    """Of one chunk of a weight's inner numbers, for each column."""
     scales = np.maximum(np.abs(weight).max(1), F(1e-12)) / F(127)
     if highest == "avx2":  # sums of 16 bits hold the products of four weights of one sign with 255
         groups = weight.reshape(len(weight), -1, 2, 2, 2).swapaxes(2, 3).reshape(len(weight), -1, 4)
         most = np.maximum(groups.clip(min=0).sum(2).max(1), -groups.clip(max=0).sum(2).min(1))
         scales = np.maximum(scales, most.astype(F) / F(126))
-    integers = np.rint(weight / scales[:, None]).astype(np.int64)
+    return scales
+
+
+def expected_product(rows, weight, bias):
+    """The same sums with exact integers, chunk by chunk."""
     sums = np.broadcast_to(F(0) if bias is None else bias, (len(rows), len(weight)))
     for start in range(0, rows.shape[1], CHUNK):
         codes, steps, zeros = quantized(rows[:, start : start + CHUNK])
-        part = integers[:, start : start + CHUNK]
-        whole = (codes @ part.T - zeros[:, None] * part.sum(1)).astype(F)
+        part = weight[:, start : start + CHUNK]
+        scales = scales_of(part)
+        integers = np.rint(part / scales[:, None]).astype(np.int64)
+        whole = (codes @ integers.T - zeros[:, None] * integers.sum(1)).astype(F)
         sums = (whole.astype(np.float64) * (scales * steps[:, None]) + sums).astype(F)
     return sums
 
@@ -434,6 +441,38 @@ def test_a_feed_is_close_to_float32(activation, gated):
         found, _ = feed(kernels(dtype, "feeds"), rows, 416, [60, 40], activation=activation, gated=gated)
         error = np.linalg.norm(found - exact, axis=1) / np.linalg.norm(exact, axis=1)
         assert 1e-4 < error.max() < 0.05
+
+
+@eight_bits
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rms", [False, True], ids=["layer norm", "RMS norm"])
+def test_a_large_column_does_not_take_the_range_of_the_others(dtype, rms, monkeypatch):
+    """Smoothing, with weights that two layers share, a residual, and a last norm whose states are the result."""
+
+    def states(int8):
+        random = np.random.default_rng(5)
+        builder, hidden = PlanBuilder(kernels(dtype, int8)), 96
+        weight, bias = random.normal(1, 0.1, (2, hidden)), tensor_of(random.normal(0, 0.3, hidden))
+        weight[0, 3] = 15
+        builder.embed(tensor_of(random.standard_normal((60, hidden))))
+        large, usual = (
+            builder.rms_norm(tensor_of(row), 1e-5) if rms else builder.layer_norm(tensor_of(row), bias, 1e-5)
+            for row in weight
+        )
+        builder.norm(large, hidden)
+        first = builder.count
+        up = layer_of(hidden, 416, seed=1).weight.float32().copy()
+        up[:, 3] /= 15
+        builder.mlp(linear(up * 2), layer_of(416, hidden, seed=2), "relu")
+        builder.norm(usual, hidden, residual=True)
+        builder.repeat(first, builder.count)
+        return run_all(builder, [40, 20])
+
+    exact, found = states("none"), states("feeds")
+    monkeypatch.setattr(plan, "smoothed_norms", lambda *_: [])
+    unsmoothed = states("feeds")
+    error, before = (np.linalg.norm(states - exact) for states in (found, unsmoothed))
+    assert error < 0.9 * before and error < 0.02 * np.linalg.norm(exact)
 
 
 @eight_bits

@@ -70,6 +70,7 @@ class Step(ctypes.Structure):
         *((name, _pointer) for name in ("key_columns", "query_columns", "experts")),
         *((name, _int) for name in ("expert_count", "top", "renormalized", "shifted", "start", "factor", "other")),
         ("share", _float),
+        ("state_factors", _pointer),
     ]
 
 
@@ -96,6 +97,7 @@ class EncodeCall(ctypes.Structure):
         *((name, _int) for name in ("vocabulary", "width", "unit")),
         ("prefix", _pointer),
         ("prefix_tokens", _int),
+        ("peaks", _pointer),
     ]
 
 
@@ -105,4 +107,5 @@ class PackRowsCall(ctypes.Structure):
     _fields_: ClassVar = [
         *((name, _pointer) for name in ("rows", "units", "scales")),
         *((name, _int) for name in ("stored", "out", "in_", "count", "piece", "padded", "exact")),
+        ("factors", _pointer),
     ]

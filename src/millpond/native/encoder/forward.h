@@ -239,7 +239,10 @@ struct Forward {
     for (int64_t row = block.team.first(block.rows), to; row < end; row = to) {
       to = least_of(row + several, end);
       norm_rows(block, step, row, to);
-      if (quantizes(step, after)) quantize_rows<Isa>(block.room.states, row, to, step.columns, block.room.codes);
+      if (!quantizes(step, after)) continue;
+      if (const EncodeCall& call = block.call; call.peaks)
+        raise_peaks<Isa>(block.room.states, row, to, step.columns, call.peaks + (&step - call.model->steps) * call.model->hidden);
+      quantize_rows<Isa>(block.room.states, row, to, step.columns, block.room.codes);
     }
   }
 
@@ -249,8 +252,7 @@ struct Forward {
     else if (step.target == 5)
       norm_of_mixture<Isa>(block.room.sums, block.room.branch, block.room.states, from, to, step);
     else
-      norm_to_states<Isa>(block.room.sums, block.room.states, block.room.branch, from, to, step.columns, step.residual,
-                          step.target, step.norm);
+      norm_to_states<Isa>(block.room.sums, block.room.states, block.room.branch, from, to, step);
   }
 
   // Adds a bias to units [first, last) of sums that a product is added to.

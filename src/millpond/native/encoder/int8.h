@@ -2,7 +2,7 @@
 //
 // A row is quantized in chunks of kChunk columns, each by its own range: x = step * (code - zero), with codes from 0 to
 // 255 and the range from the least number or 0 to the greatest or 0. A product's chunks are summed in float32:
-//   sum += (codes W - zero * sums of W's columns) * step * scale of the column
+//   sum += (codes W - zero * sums of W's columns) * step * scale of the column in this chunk
 // The bracket is a whole number below 2^25, from two that float32 holds exactly. Neither depends on other rows.
 //
 //   codes    panels of 64 bytes a row: [columns / 64][rows][64]
@@ -190,7 +190,7 @@ MILLPOND_INLINE void code_products(const Codes& codes, int64_t rows, const Weigh
   [[maybe_unused]] Waiting<Int8> waiting;
   for (int64_t u = first; u < last; u++) {
     const auto* unit = (const int8_t*)weight.units + (u * panels + begin) * kSize;
-    const float *scales = weight.scales + u * kColumns, *bias = weight.bias ? weight.bias + u * kColumns : kNoSums;
+    const float* bias = weight.bias ? weight.bias + u * kColumns : kNoSums;
     p.ahead = (const char*)(unit + panels * kSize);
     for (int64_t row = 0; row < rows; row += most) {
       const int64_t count = least_of(rows - row, most);
@@ -200,9 +200,9 @@ MILLPOND_INLINE void code_products(const Codes& codes, int64_t rows, const Weigh
         p.unit = unit + panel * kSize;
         p.depth = least_of(kPanels, depth - panel);
         const bool from_bias = fresh && panel == 0, whole = panel + kPanels >= depth;
-        const CodeSums to{codes.ranges + panel / kPanels * codes.capacity + row, scales,
-                          scales + (1 + chunk + panel / kPanels) * weight.out, from_bias ? bias : sums,
-                          from_bias ? 0 : kColumns, sums};
+        const float* scales = weight.scales + 2 * (chunk + panel / kPanels) * weight.out + u * kColumns;
+        const CodeSums to{codes.ranges + panel / kPanels * codes.capacity + row, scales, scales + weight.out,
+                          from_bias ? bias : sums, from_bias ? 0 : kColumns, sums};
         if constexpr (Int8::kTiles) {
           waiting.follow(p, {u, row, count, to, whole}, done);
         } else {

@@ -45,24 +45,37 @@ inline void normalize(float* row, int64_t columns, const NormWeights& norm, int6
   }
 }
 
-// Rows [first, last): states = norm(sums), or of sums + states; with `target` 1 the sums take the result too, with 2 only
-// the sums, with 4 the branch too.
+// Rows [first, last): states = norm(sums), or of sums + states (`residual`), which are multiplied by the step's factors;
+// with `target` 1 the sums take the result too, with 2 only the sums, with 4 the branch too.
 template <class Isa>
 void norm_to_states(const Sums& sums, const States<Isa>& states, const Sums& branch, int64_t first, int64_t last,
-                    int64_t columns, bool residual, int64_t target, const NormWeights& norm) {
+                    const Step& step) {
   alignas(64) float numbers[kMostColumns];
+  const int64_t columns = step.columns, target = step.target;
+  const float* factors = step.state_factors;
   for (int64_t r = first; r < last; r++) {
     for (int64_t c = 0; c < columns; c += kLanes) {
       Floats x = load(sums.row(r, c));
-      if (residual) x = sum_of(x, Isa::load_state(states.row(r, c)));
+      if (step.residual) {
+        const Floats state = Isa::load_state(states.row(r, c));
+        x = factors ? multiply_add(state, load(factors + c), x) : sum_of(x, state);
+      }
       store(numbers + c, x);
     }
-    normalize(numbers, columns, norm, columns);
+    normalize(numbers, columns, step.norm, columns);
     for (int64_t c = 0; c < columns; c += kLanes) {
       if (target != 2) Isa::store_state(states.row(r, c), load(numbers + c));
       if (target != 0) store((target == 4 ? branch : sums).row(r, c), load(numbers + c));
     }
   }
+}
+
+// Raises the peak of each column to the largest magnitude in rows [first, last).
+template <class Isa>
+void raise_peaks(const States<Isa>& states, int64_t first, int64_t last, int64_t columns, float* peaks) {
+  for (int64_t r = first; r < last; r++)
+    for (int64_t c = 0; c < columns; c += kLanes)
+      store(peaks + c, maximum(magnitude(Isa::load_state(states.row(r, c))), load(peaks + c)));
 }
 
 // Rows [first, last): sums += norm(branch).

@@ -109,12 +109,14 @@ int64_t copy_rows(const void* argument) {
   return 0;
 }
 
-// Inner numbers as float32 that the model's precision has.
+// Inner numbers as float32 that the model's precision has, times their factors.
 template <class Stored>
 MILLPOND_INLINE void read_exact(const PackRowsCall& call, int64_t column, int64_t from, float* to) {
   read_piece<Stored>(call, column, from, to);
-  if (call.exact) return;
-  for (int64_t i = 0; i < kPiece; i++) to[i] = number_of(rounded(to[i]));
+  for (int64_t i = 0; i < kPiece; i++) {
+    if (!call.exact) to[i] = number_of(rounded(to[i]));
+    if (call.factors) to[i] *= call.factors[from + i];
+  }
 }
 
 #if defined(MILLPOND_BYTE_PRODUCTS) || defined(__aarch64__)
@@ -135,12 +137,12 @@ inline float least_scale(const float* numbers) {
 }
 #endif
 
-// The scale of a column: its largest magnitude is 127, or less.
+// The scale of a column's inner numbers [from, end): their largest magnitude is 127, or less.
 template <class Stored>
-float scale_of_column(const PackRowsCall& call, int64_t column) {
+float scale_of(const PackRowsCall& call, int64_t column, int64_t from, int64_t end) {
   alignas(64) float numbers[kPiece];
   float most = 1e-12f, least = 0;
-  for (int64_t from = 0; from < call.in; from += kPiece) {
+  for (; from < end; from += kPiece) {
     read_exact<Stored>(call, column, from, numbers);
     for (int64_t i = 0; i < kPiece; i++) {
       const float size = __builtin_fabsf(numbers[i]);
@@ -152,31 +154,31 @@ float scale_of_column(const PackRowsCall& call, int64_t column) {
   return most / 127.0f > least ? most / 127.0f : least;
 }
 
-// The scale of a column, its codes and the sums of them.
+// The codes of a column, and for each chunk their scale and their sum.
 template <class Stored>
 void pack_column_codes(const PackRowsCall& call, int64_t column, int8_t* unit) {
   alignas(64) float numbers[kPiece];
-  const float scale = scale_of_column<Stored>(call, column);
-  call.scales[column] = scale;
   int8_t* to = unit + column % kColumns / kLanes * (kCodePanel * kLanes) + column % kLanes * kCodeGroup;
-  int64_t sum = 0;
-  for (int64_t from = 0; from < call.in; from += kPiece) {
-    read_exact<Stored>(call, column, from, numbers);
-    for (int64_t i = 0; i < kPiece; i += 4) {
-      alignas(4) int8_t four[4];
-      for (int64_t j = 0; j < 4; j++) sum += four[j] = int8_t(__builtin_rintf(numbers[i + j] / scale));
-      const int64_t at = from + i, group = at % kCodePanel / kCodeGroup * (kCodeGroup * kLanes) + at % kCodeGroup;
-      std::memcpy(to + at / kCodePanel * (kCodePanel * kColumns) + group, four, sizeof four);
+  for (int64_t start = 0; start < call.in; start += kChunk) {
+    const int64_t end = least_of(start + kChunk, call.in);
+    const float scale = scale_of<Stored>(call, column, start, end);
+    int64_t sum = 0;
+    for (int64_t from = start; from < end; from += kPiece) {
+      read_exact<Stored>(call, column, from, numbers);
+      for (int64_t i = 0; i < kPiece; i += 4) {
+        alignas(4) int8_t four[4];
+        for (int64_t j = 0; j < 4; j++) sum += four[j] = int8_t(__builtin_rintf(numbers[i + j] / scale));
+        const int64_t at = from + i, group = at % kCodePanel / kCodeGroup * (kCodeGroup * kLanes) + at % kCodeGroup;
+        std::memcpy(to + at / kCodePanel * (kCodePanel * kColumns) + group, four, sizeof four);
+      }
     }
-    const int64_t end = from + kPiece;
-    if (end % kChunk == 0 || end == call.in) {
-      call.scales[(1 + from / kChunk) * call.out + column] = float(sum);
-      sum = 0;
-    }
+    float* scales = call.scales + 2 * (start / kChunk) * call.out + column;
+    scales[0] = scale;
+    scales[call.out] = float(sum);
   }
 }
 
-// Rows in eight bits, each by its own scale, into zeroed memory; all inner numbers of the weight at once.
+// Rows in eight bits into memory that was zeroed; all inner numbers of the weight at once.
 inline int64_t pack_rows_int8(const void* argument) {
   const auto& call = *(const PackRowsCall*)argument;
   const int64_t size = code_panels(call.in) * kCodePanel;

@@ -25,7 +25,7 @@ struct Weight {
   const void* units;        // null: none
   const float* bias;        // [out]; null: none
   std::int64_t out, in;
-  // Of int8 weights [1 + chunks of 384 inner numbers, out]: the scales of the columns, and the sums of each chunk's
+  // Of int8 weights [chunks of 384 inner numbers, 2, out]: each chunk's scales of the columns, and the sums of its
   // integers; null: the weights have the model's precision.
   const float* scales;
 };
@@ -99,6 +99,8 @@ struct Step {
   std::int64_t shifted, start;  // of embeddings, see above
   std::int64_t factor, other;   // first columns of heads, see above and gates.h
   double share;                 // of the branch in what is normalized
+  // [columns] of a norm with a residual: what the states are times when they are added; null: ones
+  const float* state_factors;
 };
 
 struct Model {
@@ -146,6 +148,9 @@ struct EncodeCall {
   // leads writes those of its first text there; in any other all texts continue the prefix. Null: neither.
   void* prefix;
   std::int64_t prefix_tokens;
+  // [steps, hidden]: of each norm whose states are quantized, the largest magnitude of each column, which is raised. Null:
+  // not measured. Only with one thread.
+  float* peaks;
 };
 
 // What a call returns: 0, or why there is no result.
@@ -157,7 +162,7 @@ enum Stored : std::int64_t { kStoredFloat32, kStoredBfloat16 };
 struct PackRowsCall {
   const void* const* rows;  // [out], the address of each column's inner numbers; null: zeros
   void* units;              // where the first of these inner numbers is, in the first unit
-  float* scales;            // of int8 weights [1 + chunks of 384 inner numbers, out], written too
+  float* scales;            // of int8 weights [chunks of 384 inner numbers, 2, out], written too
   std::int64_t stored;      // precision of the rows
   std::int64_t out;
   std::int64_t in;          // inner numbers of the whole weight
@@ -165,4 +170,5 @@ struct PackRowsCall {
   std::int64_t piece;       // a row's numbers are pieces of so many ...
   std::int64_t padded;      // ... each with zeros behind it, so many with them: a multiple of 32
   std::int64_t exact;       // of int8 weights: whether the model is in float32, else numbers are rounded to bfloat16 first
+  const float* factors;     // [in] of int8 weights, by which the inner numbers are multiplied then; null: ones
 };

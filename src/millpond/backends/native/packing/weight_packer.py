@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import json
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,6 +33,8 @@ _SLICE = 4 << 20  # numbers that are packed at a time: more are neither converte
 
 Floats = npt.NDArray[np.float32]
 Indexes = npt.NDArray[np.intp]
+# Of weights by their ids: `[in]` each, by which the inner numbers are multiplied.
+Factors = Mapping[int, Floats]
 
 
 class NotSupported(Exception):  # noqa: N818 - not an error: the model runs in the torch backend
@@ -103,6 +105,8 @@ class WeightPacker:
         self.low = padded(adapters * rank)
         self._kernels, self._adapters, self._rank = kernels, adapters, rank
         self._packings: list[_Packing] = []
+        self._smoothed: set[int] = set()  # weights that have factors, by their ids
+        self._factors_of: Callable[[], Factors] | None = None
 
     @property
     def numbers(self) -> int:
@@ -187,20 +191,35 @@ class WeightPacker:
         """The address of numbers in int32."""
         return self._kept(np.ascontiguousarray(numbers, dtype=np.int32))
 
-    def pack(self, identity: object = None) -> None:
-        """Pack all weights into one piece of memory, in the order of their use.
+    def in_int8(self, weight: structs.Weight) -> bool:
+        """Whether a weight will be in eight bits."""
+        return any(packing.target is weight and packing.kind == "int8" for packing in self._packings)
 
-        ``identity`` is all that decides them but the kernels: what has a representation in JSON, which changes with
-        them. With it they are kept on disk.
+    def pack(
+        self,
+        identity: object = None,
+        *,
+        smoothed: Sequence[structs.Weight] = (),
+        factors_of: Callable[[], Factors] | None = None,
+    ) -> Factors:
+        """Pack all weights into one piece of memory, in the order of their use; returns the factors of smoothed ones.
+
+        Args:
+            identity: All that decides the weights but the kernels: what has a representation in JSON, which changes
+                with them. With it they are kept on disk.
+            smoothed: Weights in eight bits that have factors.
+            factors_of: Tells these, once all weights are packed without them; called only where no file has them.
         """
+        self._smoothed, self._factors_of = set(map(id, smoothed)), factors_of
         size = sum(map(self._bytes, self._packings))
         held = None if identity is None else packed_file.mapped(self._key(identity), size, self._write)
         if held is None:
             memory = Memory(size)
             self.owned.append(memory)
             self._write(memory.address)
-            return
-        self._place(self._kept(held))
+        else:
+            self._place(self._kept(held))
+        return {id(packing.target): self._factors(packing).copy() for packing in self._smoothed_packings()}
 
     @property
     def _is_float32(self) -> bool:
@@ -215,11 +234,27 @@ class WeightPacker:
     def _write(self, at: int) -> None:
         """Pack all weights to an address."""
         self._place(at)
-        begin("arranging weights", sum(map(self._bytes, self._packings)))
+        again = self._smoothed_packings()
+        begin("arranging weights", sum(map(self._bytes, [*self._packings, *again])))
         for packing in self._packings:
             self._pack(packing, at)
             at += self._bytes(packing)
             advance(self._bytes(packing))
+        if self._factors_of is None or not again:
+            return
+        factors = self._factors_of()
+        for packing in again:
+            self._factors(packing)[:] = factors[id(packing.target)]
+            self._pack(packing, packing.target.units, self._factors(packing))
+            advance(self._bytes(packing))
+
+    def _smoothed_packings(self) -> list[_Packing]:
+        return [packing for packing in self._packings if id(packing.target) in self._smoothed]
+
+    def _factors(self, packing: _Packing) -> Floats:
+        """The factors of a smoothed weight, which lie behind its scales."""
+        count, at = packing.target.in_, packing.target.scales + self._scale_bytes(packing)
+        return np.ctypeslib.as_array((ctypes.c_float * count).from_address(at))
 
     def _place(self, at: int) -> None:
         """Say where each weight is."""
@@ -229,7 +264,7 @@ class WeightPacker:
                 packing.target.scales = at + self._unit_bytes(packing)
             at += self._bytes(packing)
 
-    def _pack(self, packing: _Packing, at: int) -> None:
+    def _pack(self, packing: _Packing, at: int, factors: Floats | None = None) -> None:
         whole = sum(rows.count for rows in packing.rows)
         kernels = {"weight": self._kernels.pack, "int8": self._kernels.pack_int8, "table": self._kernels.copy}
         for rows in packing.rows:
@@ -238,15 +273,20 @@ class WeightPacker:
                 scales=packing.target.scales if packing.kind == "int8" else None,
                 in_=whole,
                 exact=self._is_float32,
+                factors=None if factors is None else factors.ctypes.data,
             )
             pack_rows(kernels[packing.kind], rows, target, itemsize=self._kernels.itemsize)
             at += rows.count * 2 * self._kernels.lanes * self._kernels.itemsize
 
     def _bytes(self, packing: _Packing) -> int:
         """Of a packing, up to the next one."""
-        chunks = -(-packing.target.in_ // _CHUNK) if packing.kind == "int8" else 0
-        scales = (1 + chunks) * packing.target.out * 4 if chunks else 0
-        return -(-(self._unit_bytes(packing) + scales) // _LINE) * _LINE
+        factors = packing.target.in_ * 4 if id(packing.target) in self._smoothed else 0
+        return -(-(self._unit_bytes(packing) + self._scale_bytes(packing) + factors) // _LINE) * _LINE
+
+    def _scale_bytes(self, packing: _Packing) -> int:
+        if packing.kind != "int8":
+            return 0
+        return int(-(-packing.target.in_ // _CHUNK) * 2 * packing.target.out * 4)
 
     def _unit_bytes(self, packing: _Packing) -> int:
         out, into = len(packing.rows[0].order), sum(rows.count for rows in packing.rows)

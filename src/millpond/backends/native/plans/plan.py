@@ -29,6 +29,7 @@ from millpond.backends.native.packing.weight_packer import (
 from millpond.backends.native.plans.distances import DistanceTerms, by_head
 from millpond.backends.native.plans.layer_shares import LayerShares
 from millpond.backends.native.plans.rotation import Rotation
+from millpond.backends.native.plans.smoothing import factors_of, smooth, smoothed_norms
 from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import ModelLoadError
 
@@ -504,29 +505,23 @@ class PlanBuilder(LayerShares):
         """Read tables and weights, and pack these; ``identity``: as of :meth:`WeightPacker.pack`."""
         for step, name, table in self._tables:
             self._packer.table(table, self._steps[step], name)
-        self._packer.pack(identity)
-        steps = (structs.Step * len(self._steps))(*self._steps)
-        self._copy_weights(steps)
-        for step, held in self._same_words:
-            steps[step].words = steps[held].words
-        attentions = [step for step in steps if step.kind in (structs.ATTENTION, structs.CONVOLVE)]
+        attentions = [step for step in self._steps if step.kind in (structs.ATTENTION, structs.CONVOLVE)]
         if attentions:
             attentions[-1].last = True
+        whole = not self._kept and not self._chunk  # one part, whose steps any text passes
+        norms = smoothed_norms(self._steps, self._packer.in_int8) if whole else []
+        factors = self._packer.pack(
+            identity,
+            smoothed=[norm.weight for norm in norms],
+            factors_of=lambda: factors_of(
+                norms, self._model(), self._kernels, vocabulary=self._vocabulary, positions=self._positions
+            ),
+        )
+        model = self._model()
+        steps = model.steps
+        smoothed = [part for norm in norms for part in smooth(steps, norm, factors[id(norm.weight)])]
         for i, rotation in self._rotations.items():
             rotation.serve(steps[i])
-        model = structs.Model(
-            steps=steps,
-            count=len(steps),
-            hidden=self._hidden,
-            heads=self._heads,
-            inner=self._inner,
-            branch=self._branch,
-            codes=max((step.weight.in_ for step in steps if step.weight.scales), default=0),
-            output=self._output,
-            low=self._packer.low,
-            rank=self._rank,
-            kept=self._kept,
-        )
         return Plan(
             model=model,
             kernels=self._kernels,
@@ -538,7 +533,29 @@ class PlanBuilder(LayerShares):
             adapters=self._adapters,
             chunk=self._chunk,
             rotations=tuple(dict.fromkeys(self._rotations.values())),
-            owned=(steps, *(held for held, _ in self._experts), *self._packer.owned),
+            owned=(steps, *(held for held, _ in self._experts), *self._packer.owned, *smoothed),
+        )
+
+    def _model(self) -> structs.Model:
+        """The model, once its weights have their places."""
+        steps = (structs.Step * len(self._steps))(*self._steps)
+        self._copy_weights(steps)
+        for step, held in self._same_words:
+            steps[step].words = steps[held].words
+        for i, rotation in self._rotations.items():
+            rotation.place(steps[i])
+        return structs.Model(
+            steps=steps,
+            count=len(steps),
+            hidden=self._hidden,
+            heads=self._heads,
+            inner=self._inner,
+            branch=self._branch,
+            codes=max((step.weight.in_ for step in steps if step.weight.scales), default=0),
+            output=self._output,
+            low=self._packer.low,
+            rank=self._rank,
+            kept=self._kept,
         )
 
     def _distances(self, added: Floats | DistanceTerms | None, heads: int) -> dict[str, Any]:

@@ -42,7 +42,11 @@ class Rotation:
         """Let a step read the tables, now and when they have grown."""
         with self._lock:
             self._steps.append(step)
-            step.cosines, step.sines = (table.ctypes.data for table in self._tables[-2:])
+            self.place(step)
+
+    def place(self, step: structs.Step) -> None:
+        """Let a step read the tables that there are."""
+        step.cosines, step.sines = (table.ctypes.data for table in self._tables[-2:])
 
     def cover(self, positions: int) -> None:
         """Let the tables have at least so many positions; any thread may call it, during forward passes too."""
