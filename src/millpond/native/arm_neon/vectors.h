@@ -21,7 +21,14 @@ MILLPOND_INLINE Floats with_sign_of(Floats size, Floats x) {
 MILLPOND_INLINE Floats limited(Floats x, Floats most) { return with_sign_of(smaller(magnitude(x), most), x); }
 MILLPOND_INLINE Floats nearest_integer(Floats x) { return {vrndnq_f32(x.a), vrndnq_f32(x.b)}; }
 
-// Exponents below -126 give 0, above 127 the largest power: the callers' arguments end there.
+// Splits x <= 0 into an exponent for scale_by_power and a rest from 0 to 1, which is 0 for -infinity.
+MILLPOND_INLINE Floats split_power(Floats x, Floats* rest) {
+  const Floats bounded = maximum(x, broadcast(-127.0f)), whole{vrndmq_f32(bounded.a), vrndmq_f32(bounded.b)};
+  *rest = difference(bounded, whole);
+  return whole;
+}
+
+// Of whole exponents; those below -126 give 0, above 127 the largest power: the callers' arguments end there.
 MILLPOND_INLINE float32x4_t power_of_two(float32x4_t exponent) {
   const float32x4_t bounded = smaller(maximum(vdupq_n_f32(-127.0f), exponent), vdupq_n_f32(127.0f));
   return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(bounded), vdupq_n_s32(127)), 23));

@@ -8,15 +8,18 @@ namespace {
 
 constexpr float kLog2E = 1.44269504f;
 
-// 2^x for -127 <= x <= 0: for float32 to two units in the last place, for bfloat16 to 8e-5; 0 for -127.
+// 2^x for x <= 0: for float32 to two units in the last place, for bfloat16 to 8e-5; 0 for -127 and less.
 template <bool kExact>
 MILLPOND_INLINE Floats exp2_of(Floats x) {
-  const Floats whole = nearest_integer(x), rest = difference(x, whole);  // within [-0.5, 0.5]
   if (!kExact) {
-    Floats p = multiply_add(broadcast(0.05517166f), rest, broadcast(0.24261116f));
-    p = multiply_add(p, rest, broadcast(0.69326099f));
-    return scale_by_power(multiply_add(p, rest, broadcast(0.99992807f)), whole);
+    Floats rest;
+    const Floats exponent = split_power(x, &rest);
+    Floats p = multiply_add(broadcast(0.07802443f), rest, broadcast(0.22606730f));
+    p = multiply_add(p, rest, broadcast(0.69583350f));
+    return scale_by_power(multiply_add(p, rest, broadcast(0.99992522f)), exponent);
   }
+  x = maximum(x, broadcast(-127.0f));
+  const Floats whole = nearest_integer(x), rest = difference(x, whole);  // within [-0.5, 0.5]
   Floats p = multiply_add(broadcast(1.54353161e-4f), rest, broadcast(1.33335581e-3f));
   p = multiply_add(p, rest, broadcast(9.61812911e-3f));
   p = multiply_add(p, rest, broadcast(5.55041087e-2f));
@@ -29,7 +32,7 @@ MILLPOND_INLINE Floats exp2_of(Floats x) {
 template <bool kExact>
 MILLPOND_INLINE Floats tanh_of(Floats x) {
   const Floats one = broadcast(1.0f);
-  const Floats t = exp2_of<kExact>(maximum(scaled(magnitude(x), broadcast(-2.0f * kLog2E)), broadcast(-127.0f)));
+  const Floats t = exp2_of<kExact>(scaled(magnitude(x), broadcast(-2.0f * kLog2E)));
   return with_sign_of(quotient(difference(one, t), sum_of(one, t)), x);
 }
 
@@ -37,8 +40,7 @@ MILLPOND_INLINE Floats tanh_of(Floats x) {
 template <bool kExact>
 MILLPOND_INLINE Floats sigmoid_of(Floats x) {
   const Floats one = broadcast(1.0f);
-  const Floats size = maximum(scaled(magnitude(x), broadcast(-kLog2E)), broadcast(-127.0f));
-  const Floats t = exp2_of<kExact>(size), share = quotient(one, sum_of(one, t));
+  const Floats t = exp2_of<kExact>(scaled(magnitude(x), broadcast(-kLog2E))), share = quotient(one, sum_of(one, t));
   // For negative x it is 1 - share, computed without cancellation as t * share.
   const Floats negative = scaled(t, share);
   const Floats half = with_sign_of(broadcast(0.5f), x), above = sum_of(half, broadcast(0.5f));  // 1 or 0
@@ -67,7 +69,7 @@ MILLPOND_INLINE Floats exact_gelu_of(Floats x) {
   p = multiply_add(p, t, broadcast(1.421413741f));
   p = multiply_add(p, t, broadcast(-0.284496736f));
   p = multiply_add(p, t, broadcast(0.254829592f));
-  const Floats tail = exp2_of<true>(maximum(scaled(scaled(z, z), broadcast(-kLog2E)), broadcast(-127.0f)));
+  const Floats tail = exp2_of<true>(scaled(scaled(z, z), broadcast(-kLog2E)));
   const Floats erf = with_sign_of(difference(one, scaled(scaled(p, t), tail)), x);
   return scaled(scaled(x, broadcast(0.5f)), sum_of(one, erf));
 }

@@ -77,30 +77,39 @@ struct Attention {
     const float scale = float(step.scale), cap = float(step.softcap);
     const float factor = plain ? scale * kLog2E : 1.0f;
     const int64_t low = position - step.before, high = least_of(position + step.after, count - 1);
-    Floats largest = broadcast(-__builtin_inff());
-    for (int64_t k = from; k < to; k += kLanes) {
+    Floats largest[2] = {broadcast(-__builtin_inff()), broadcast(-__builtin_inff())};
+    for (int64_t k = from; k < to; k += kColumns) {
       float* at = scores + score_at(k - from);
-      Floats s = load(at);
-      if (!plain) {
-        s = scaled(s, broadcast(scale));
-        if (cap != 0.0f) s = scaled(tanh_of<Isa::kExact>(scaled(s, broadcast(1.0f / cap))), broadcast(cap));
-        if (distances) s = sum_of(s, load(distances + k - position + step.reach - 1));
-        s = scaled(s, broadcast(kLog2E));
+      const bool cut = k < low || k + kColumns - 1 > high;
+#pragma GCC unroll 2
+      for (int64_t i = 0; i < 2; i++) {
+        Floats s = load(at + i * kLanes);
+        if (!plain) {
+          s = scaled(s, broadcast(scale));
+          if (cap != 0.0f) s = scaled(tanh_of<Isa::kExact>(scaled(s, broadcast(1.0f / cap))), broadcast(cap));
+          if (distances) s = sum_of(s, load(distances + k + i * kLanes - position + step.reach - 1));
+          s = scaled(s, broadcast(kLog2E));
+        }
+        if (cut) s = within(s, low - k - i * kLanes, high - k - i * kLanes, broadcast(-__builtin_inff()));
+        if (!plain || cut) store(at + i * kLanes, s);
+        largest[i] = maximum(s, largest[i]);
       }
-      if (k < low || k + kLanes - 1 > high) s = within(s, low - k, high - k, broadcast(-__builtin_inff()));
-      if (!plain || k < low || k + kLanes - 1 > high) store(at, s);
-      largest = maximum(s, largest);
     }
-    const float most = largest_of(largest) * factor;
+    const float most = largest_of(maximum(largest[0], largest[1])) * factor;
     const Floats top = broadcast(most == -__builtin_inff() ? 0.0f : -most), scales = broadcast(factor);
-    Floats sum = zeros();
-    for (int64_t k = from; k < to; k += kLanes) {
-      const Floats s = multiply_add(load(scores + score_at(k - from)), scales, top);
-      const Floats weight = exp2_of<Isa::kExact>(maximum(s, broadcast(-127.0f)));
-      sum = sum_of(sum, weight);
-      Isa::store_state(weights + weight_at(k - from), weight);
+    Floats sums[2] = {zeros(), zeros()};
+    for (int64_t k = from; k < to; k += kColumns) {
+      const float* at = scores + score_at(k - from);
+      State* weight = weights + weight_at(k - from);
+#pragma GCC unroll 2
+      for (int64_t i = 0; i < 2; i++) {
+        const Floats s = multiply_add(load(at + i * kLanes), scales, top);
+        const Floats w = exp2_of<Isa::kExact>(s);
+        sums[i] = sum_of(sums[i], w);
+        Isa::store_state(weight + weight_at(i * kLanes), w);
+      }
     }
-    const float total = sum_of(sum);
+    const float total = sum_of(sum_of(sums[0], sums[1]));
     return total == 0.0f ? 0.0f : 1.0f / total;
   }
 

@@ -163,7 +163,7 @@ struct Disentangled {
     const Floats top = broadcast(most == -__builtin_inff() ? 0.0f : -most);
     Floats sum = zeros();
     for (int64_t k = 0; k < keys; k += kLanes) {
-      const Floats weight = exp2_of<Isa::kExact>(maximum(sum_of(load(scores + k), top), broadcast(-127.0f)));
+      const Floats weight = exp2_of<Isa::kExact>(sum_of(load(scores + k), top));
       sum = sum_of(sum, weight);
       Isa::store_state(weights + k / Isa::kPanel * kBlock * Isa::kPanel + k % Isa::kPanel, weight);
     }

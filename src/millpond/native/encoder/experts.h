@@ -84,7 +84,7 @@ struct Experts {
       Floats sum = zeros();
       for (int64_t c = 0; c < columns; c += kLanes) {
         const Floats below = scaled(sum_of(load(shares + c), top), broadcast(kLog2E));
-        const Floats share = exp2_of<true>(maximum(below, broadcast(-127.0f)));
+        const Floats share = exp2_of<true>(below);
         store(shares + c, within(share, 0, count - 1 - c, broadcast(-1.0f)));
         sum = sum_of(sum, within(share, 0, count - 1 - c, zeros()));
       }

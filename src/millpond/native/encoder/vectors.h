@@ -28,7 +28,12 @@ MILLPOND_INLINE Floats limited(Floats x, Floats most) { return _mm512_range_ps(x
 MILLPOND_INLINE Floats nearest_integer(Floats x) {
   return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-// x * 2^exponent for whole exponents; 0 and infinity where it leaves float32.
+// Splits x <= 0 into an exponent for scale_by_power and a rest from 0 to 1, which is 0 for -infinity.
+MILLPOND_INLINE Floats split_power(Floats x, Floats* rest) {
+  *rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);
+  return x;
+}
+// x * 2^exponent, of an exponent that is not whole with the integer below it; 0 and infinity where it leaves float32.
 MILLPOND_INLINE Floats scale_by_power(Floats x, Floats exponent) { return _mm512_scalef_ps(x, exponent); }
 MILLPOND_INLINE float largest_of(Floats x) { return _mm512_reduce_max_ps(x); }
 
@@ -56,7 +61,12 @@ MILLPOND_INLINE Floats limited(Floats x, Floats most) { return with_sign_of(smal
 MILLPOND_INLINE Floats nearest_integer(Floats x) {
   return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-// Exponents below -126 give 0, above 127 the largest power: the callers' arguments end there.
+MILLPOND_INLINE Floats split_power(Floats x, Floats* rest) {
+  const Floats bounded = _mm256_max_ps(_mm256_set1_ps(-127.0f), x), whole = _mm256_floor_ps(bounded);
+  *rest = _mm256_sub_ps(bounded, whole);
+  return whole;
+}
+// Of whole exponents; those below -126 give 0, above 127 the largest power: the callers' arguments end there.
 MILLPOND_INLINE Floats scale_by_power(Floats x, Floats exponent) {
   const Floats least = _mm256_set1_ps(-127.0f), most = _mm256_set1_ps(127.0f);
   const Floats bounded = _mm256_min_ps(_mm256_max_ps(exponent, least), most);

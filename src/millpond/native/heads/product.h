@@ -85,7 +85,7 @@ MILLPOND_INLINE Floats precise_gelu_of(Floats x) {
   q = multiply_add(q, t, broadcast(0.0785066328f));
   q = multiply_add(q, t, broadcast(0.123983016f));
   const Floats exponent = scaled(scaled(z, z), broadcast(-0.5f * kLog2E));
-  const Floats tail = scaled(scaled(q, t), exp2_of<true>(maximum(exponent, broadcast(-127.0f))));
+  const Floats tail = scaled(scaled(q, t), exp2_of<true>(exponent));
   return difference(maximum(x, zeros()), scaled(z, tail));
 }
 

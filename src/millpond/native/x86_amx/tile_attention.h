@@ -59,15 +59,6 @@ MILLPOND_INLINE Floats largest_of_each(const Floats rows[16]) {
   return _mm512_max_ps(_mm512_shuffle_f32x4(half[0], half[1], 0x88), _mm512_shuffle_f32x4(half[0], half[1], 0xdd));
 }
 
-// 2^x for x <= 0 to 1e-4, -infinity included: the result is rounded to 8 bits of mantissa.
-MILLPOND_INLINE Floats rough_exp2_of(Floats x) {
-  const Floats rest = _mm512_reduce_ps(x, 0x09);  // x - floor(x)
-  Floats p = multiply_add(rest, broadcast(0.0790198f), broadcast(0.2241271f));
-  p = multiply_add(p, rest, broadcast(0.6968475f));
-  p = multiply_add(p, rest, broadcast(0.9999004f));
-  return _mm512_scalef_ps(p, x);
-}
-
 MILLPOND_INLINE Ints narrowed(Floats low, Floats high) { return (Ints)_mm512_cvtne2ps_pbh(high, low); }
 
 struct TileAttention {
@@ -225,14 +216,14 @@ struct TileAttention {
 #pragma GCC unroll 4
         for (int r = 0; r < kTileRows; r++) {
           const Floats top = broadcast(tops[r]);
-          const Floats low = rough_exp2_of(multiply_add(load(scores + 16 * r), factor, top));
-          const Floats high = rough_exp2_of(multiply_add(load(scores + 256 + 16 * r), factor, top));
+          const Floats low = exp2_of<false>(multiply_add(load(scores + 16 * r), factor, top));
+          const Floats high = exp2_of<false>(multiply_add(load(scores + 256 + 16 * r), factor, top));
           store_bits(weights + 32 * r, narrowed(low, high));
         }
       } else {
 #pragma GCC unroll 4
         for (int r = 0; r < kTileRows; r++) {
-          const Floats low = rough_exp2_of(multiply_add(load(scores + 16 * r), factor, broadcast(tops[r])));
+          const Floats low = exp2_of<false>(multiply_add(load(scores + 16 * r), factor, broadcast(tops[r])));
           store_bits(weights + 32 * r, narrowed(low, zeros()));
         }
       }
