@@ -1,5 +1,6 @@
 """Attention, whole models and products in eight bits of the native encoder, against formulas."""
 
+import ctypes
 from functools import partial
 
 import numpy as np
@@ -517,3 +518,67 @@ def test_only_the_feeds_are_in_eight_bits_unless_all_are_asked_for():
         found.append(run_all(builder, [20]))
     assert np.array_equal(found[0], found[1])
     assert not np.array_equal(found[0], found[2])
+
+
+BYTES = "avxvnni", "avx512", "avx512bf16"  # sets that multiply bytes in attention
+
+
+def attention_of(dtype, dim, **masks):
+    """An encoder of one attention that reads the words' rows through a product in eight bits."""
+    heads, columns = 2, 2 * dim
+    rows = np.random.default_rng(dim).standard_normal((400, columns)).astype(F)
+    builder = with_rows(kernels(dtype), rows)
+    builder.heads(*(layer_of(columns, columns, seed=seed) for seed in (1, 2, 3)))
+    builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, **masks)
+    builder.o_proj(layer_of(columns, columns, seed=4))
+    builder.norm(structs.NormWeights(kind=structs.COPY), columns)
+    return NativeEncoder(builder.build())
+
+
+def plainly(encoder, ids, lengths):
+    """What an encoder computes with scores in the precision of the states."""
+    [step] = [step for step in encoder.plan.model.steps[: encoder.plan.model.count] if step.kind == structs.ATTENTION]
+    step.int8 = 0
+    states = encoder.encode(ids, bounds_of(lengths))
+    step.int8 = 1
+    return states
+
+
+@eight_bits
+@pairwise(dtype=DTYPES, dim=[32, 64, 128, 96], length=[63, 64, 65, 150])
+def test_scores_of_long_texts_are_in_eight_bits(dtype, dim, length):
+    encoder, ids = attention_of(dtype, dim), np.arange(length, dtype=np.int32)
+    found, plain = encoder.encode(ids, bounds_of([length])), plainly(encoder, ids, [length])
+    if encoder.plan.kernels.isa not in BYTES or dim == 96 or length < 64:
+        assert np.array_equal(found, plain)
+        return
+    off = np.linalg.norm(found - plain, axis=1) / np.linalg.norm(plain, axis=1)
+    assert 1e-4 < off.mean() < 0.01
+
+
+@eight_bits
+@pytest.mark.parametrize("masks", [{"causal": True}, {"window": 60}], ids=["causal", "window"])
+def test_scores_of_a_part_of_a_text_are_not(masks):
+    encoder, ids = attention_of("float32", 32, **masks), np.arange(150, dtype=np.int32)
+    assert np.array_equal(encoder.encode(ids, bounds_of([150])), plainly(encoder, ids, [150]))
+
+
+@eight_bits
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_in_eight_bits_are_the_same_in_any_batch(dtype):
+    encoder, lengths = attention_of(dtype, 64), [70, 3, 150, 64, 90]
+    ids = np.arange(sum(lengths), dtype=np.int32)
+    together = encoder.encode(ids, bounds_of(lengths))
+    for threads in (2, 3):
+        assert np.array_equal(encoder.encode(ids, bounds_of(lengths), threads=threads), together)
+    assert np.array_equal(encoder.encode(ids[73:223], bounds_of([150])), together[73:223])
+
+
+@eight_bits
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_key_that_is_not_finite_is_in_all_rows_of_its_text(bad):
+    encoder = attention_of("float32", 32)
+    table = np.ctypeslib.as_array((ctypes.c_float * (400 * 64)).from_address(encoder.plan.model.steps[0].words))
+    table[100 * 64 + 5] = bad
+    found = encoder.encode(np.arange(300, dtype=np.int32), bounds_of([70, 80, 150]))
+    assert np.isnan(found[70:150]).all() and np.isfinite(found[:70]).all() and np.isfinite(found[150:]).all()

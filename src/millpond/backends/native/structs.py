@@ -70,6 +70,7 @@ class Step(ctypes.Structure):
         *((name, _pointer) for name in ("key_columns", "query_columns", "experts")),
         *((name, _int) for name in ("expert_count", "top", "renormalized", "shifted", "start", "factor", "other")),
         ("share", _float),
+        ("int8", _int),
         ("state_factors", _pointer),
     ]
 

@@ -3,18 +3,11 @@
 #pragma once
 
 #include "activations.h"
+#include "code_scores.h"
 #include "head_units.h"
 #include "products.h"
 
 namespace {
-
-// The rows of a block with the keys that a text attends to: those of the text that it continues, then its own.
-struct KeyRows {
-  int64_t lead_start, lead;  // lead: number of keys of the other text; 0: it continues none
-  int64_t start;             // of its own rows
-
-  MILLPOND_INLINE int64_t row(int64_t key) const { return key < lead ? lead_start + key : start + key - lead; }
-};
 
 // Query rows of a head, for an instruction set that computes their attention in its own way: Isa::attend(rows).
 template <class State>
@@ -70,11 +63,11 @@ struct Attention {
   static void pack_values(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
                           uint16_t* to);
 
-  // Turns a row's scores into weights; returns 1 / their sum.
-  static float weigh(const Step& step, const float* distances, float* scores, State* weights, int64_t from, int64_t to,
+  // Turns a row's scores, times `scale`, into weights; returns 1 / their sum.
+  static float weigh(const Step& step, float scale, const float* distances, float* scores, State* weights, int64_t from, int64_t to,
                      int64_t count, int64_t position) {
     const bool plain = step.softcap == 0.0 && !distances;
-    const float scale = float(step.scale), cap = float(step.softcap);
+    const float cap = float(step.softcap);
     const float factor = plain ? scale * kLog2E : 1.0f;
     const int64_t low = position - step.before, high = least_of(position + step.after, count - 1);
     Floats largest[2] = {broadcast(-__builtin_inff()), broadcast(-__builtin_inff())};
@@ -124,7 +117,13 @@ struct Attention {
   static void run(const Step& step, const States<Isa>& heads, const Room& room, const KeyRows& key_rows, int64_t count,
                   int64_t kv_head, int64_t first_row, int64_t last_row) {
     const int64_t dim = step.dim, panels = dim / Isa::kPanel, group = step.heads / step.kv_heads, keys = padded(count);
-    pack_keys(heads, key_rows, (step.heads + kv_head) * dim, count, dim, room.keys);
+    const bool in_codes = CodeScores<Isa>::suits(step, count);
+    const typename CodeScores<Isa>::Keys codes = CodeScores<Isa>::keys_at(room.keys, keys, dim);
+    typename CodeScores<Isa>::Queries queries;
+    if (in_codes)
+      CodeScores<Isa>::pack(heads, key_rows, (step.heads + kv_head) * dim, count, keys, dim, codes);
+    else
+      pack_keys(heads, key_rows, (step.heads + kv_head) * dim, count, dim, room.keys);
     pack_values(heads, key_rows, (step.heads + step.kv_heads + kv_head) * dim, count, dim, room.values);
     for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
       const float* distances = step.distances ? step.distances + h * (2 * step.reach - 1) : nullptr;
@@ -149,14 +148,18 @@ struct Attention {
         p.to_stride = kColumns;
         p.ahead = nullptr;
         p.ahead_lines = 0;
-        for (int64_t k = from; k < to; k += kColumns) {
+        if (in_codes) {
+          CodeScores<Isa>::quantize(heads, key_rows.start + row, h * dim, rows, dim, &queries);
+          CodeScores<Isa>::score(queries, codes, rows, keys, dim, room.scores);
+        }
+        for (int64_t k = from; k < to && !in_codes; k += kColumns) {
           p.unit = room.keys + k * dim;
           p.to = room.scores + score_at(k - from);
           Isa::block(p, rows);
         }
         float shares[Isa::kRows];
         for (int64_t r = 0; r < rows; r++)
-          shares[r] = weigh(step, distances, room.scores + r * kColumns, room.weights + r * Isa::kPanel, from, to, count,
+          shares[r] = weigh(step, float(step.scale) * (in_codes ? queries.scales[r] : 1.0f), distances, room.scores + r * kColumns, room.weights + r * Isa::kPanel, from, to, count,
                             position + r);
         alignas(64) float sums[Isa::kRows * kColumns];
         p.rows = room.weights;

@@ -39,6 +39,21 @@ MILLPOND_INLINE void store_codes(uint8_t* to, const uint16_t* first, const uint1
 }
 #endif
 
+// Numbers from -127 to 127 as bytes, the four of a lane side by side.
+MILLPOND_INLINE Ints signed_bytes(Floats a, Floats b, Floats c, Floats d) {
+#ifdef __AVX512F__
+  const auto byte = [](Floats x) { return _mm512_and_si512(_mm512_cvtps_epi32(x), _mm512_set1_epi32(255)); };
+  const Ints low = _mm512_or_si512(byte(a), _mm512_slli_epi32(byte(b), 8));
+  const Ints high = _mm512_or_si512(byte(c), _mm512_slli_epi32(_mm512_cvtps_epi32(d), 8));
+  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+#else
+  const auto byte = [](Floats x) { return _mm256_and_si256(_mm256_cvtps_epi32(x), _mm256_set1_epi32(255)); };
+  const Ints low = _mm256_or_si256(byte(a), _mm256_slli_epi32(byte(b), 8));
+  const Ints high = _mm256_or_si256(byte(c), _mm256_slli_epi32(_mm256_cvtps_epi32(d), 8));
+  return _mm256_or_si256(low, _mm256_slli_epi32(high, 16));
+#endif
+}
+
 #ifdef MILLPOND_BYTE_PRODUCTS
 constexpr int kTogether = 1;  // groups of four inner numbers
 MILLPOND_INLINE Ints add_groups(Ints sum, const Ints* states, const Ints* weights) {
@@ -73,7 +88,8 @@ struct BlockSums {
     high = add_groups(high, states, high_weights);
   }
 
-  MILLPOND_INLINE void add_to(const CodeSums& to) {
+  template <class To>
+  MILLPOND_INLINE void add_to(const To& to) {
     before.add_to(to);
     __asm__ volatile("" : "+v"(low), "+v"(high));  // else GCC stores every sum in the loop, too
     to.add(R - 1, low, high);
@@ -82,16 +98,18 @@ struct BlockSums {
 template <>
 struct BlockSums<0> {
   MILLPOND_INLINE void multiply(const uint8_t*, const Ints*, const Ints*) {}
-  MILLPOND_INLINE void add_to(const CodeSums&) {}
+  template <class To>
+  MILLPOND_INLINE void add_to(const To&) {}
 };
 
 struct VectorCodes {
   static constexpr int kRows = kLanes == 16 ? 10 : 6;  // 12 were measured: slower on Zen 4
   static constexpr bool kTiles = false;
 
-  template <int R>
-  static void rows_of(const CodeProduct& p, const CodeSums& to) {
-    constexpr int64_t kHalf = kCodePanel * kLanes, kGroup = 4 * kLanes;
+  // `kGroups` of four inner numbers are a panel.
+  template <int R, int kGroups = kCodePanel / kCodeGroup, class To>
+  static void rows_of(const CodeProduct& p, const To& to) {
+    constexpr int64_t kGroup = 4 * kLanes, kHalf = kGroups * kGroup;
     BlockSums<R> sums;
     const uint8_t* a = p.rows;
     const int8_t* b = p.unit;
@@ -100,7 +118,7 @@ struct VectorCodes {
       fetch(ahead, p.ahead_lines);
       ahead += 64 * p.ahead_lines;
 #pragma GCC unroll 4
-      for (int d = 0; d < 16; d += kTogether) {
+      for (int d = 0; d < kGroups; d += kTogether) {
         Ints low[kTogether], high[kTogether];
 #pragma GCC unroll 2
         for (int i = 0; i < kTogether; i++) {
@@ -110,7 +128,7 @@ struct VectorCodes {
         sums.multiply(a + 4 * d, low, high);
       }
     }
-    sums.add_to(CodeSums(to));  // a copy, which no store may change
+    sums.add_to(To(to));  // a copy, which no store may change
   }
 
   static void block(const CodeProduct& p, const CodeSums& sums, int64_t rows) {

@@ -99,6 +99,7 @@ struct Step {
   std::int64_t shifted, start;  // of embeddings, see above
   std::int64_t factor, other;   // first columns of heads, see above and gates.h
   double share;                 // of the branch in what is normalized
+  std::int64_t int8;  // of an attention: whether scores may be products in eight bits (code_scores.h)
   // [columns] of a norm with a residual: what the states are times when they are added; null: ones
   const float* state_factors;
 };

@@ -339,6 +339,7 @@ class PlanBuilder(LayerShares):
             before=_ALL if before is None else before,
             after=_ALL if after is None else after,
             softcap=softcap or 0.0,
+            int8=self._kernels.int8 == "all",
             **self._distances(distances, heads),
         )
 
