@@ -21,7 +21,7 @@ from millpond.backends.native.encoder import bounds_of
 from millpond.backends.native.kernels import kernels_of
 from millpond.backends.native.packing import weight_packer
 from millpond.backends.native.packing.weight_packer import WeightPacker, tensor_of
-from millpond.backends.native.plans import rotation
+from millpond.backends.native.plans import plan, rotation
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.backends.native.self_check import VOCABULARY, gates
 from millpond.native import library
@@ -65,13 +65,14 @@ def with_distances(dtype, window=None):
 def run(isa, guards, *, beyond):
     texts = 0
     dtype = PRECISIONS[isa]
-    for model in (
+    models = [
         *(partial(make, dtype=dtype, positions=1300) for make in MODELS.values()),
         with_distances(dtype),
         with_distances(dtype, window=40),
         partial(gates, dtype=dtype),
-    ):
-        encoder = built(kernels_of(dtype, isa), model)
+    ]
+    for model, int8 in [*((model, "none") for model in models), (models[0], "all")]:
+        encoder = built(kernels_of(dtype, isa, int8=int8), model)
         for lengths in ([1], [5], [150], [1, 33, 64, 7, 149], [1] * 70):
             tokens = sum(lengths)
             random = np.random.default_rng(tokens)
@@ -120,7 +121,8 @@ def guard(guards):
         self._packings = packings
 
     weight_packer.Memory = encoders.Memory = guards.memory
-    WeightPacker.pack = lambda self, identity, **_: pack(self) or {}  # no weight is smoothed
+    plan.smoothed_norms = lambda *_: []  # factors lie behind a weight, which is packed alone here
+    WeightPacker.pack = lambda self, identity, **_: pack(self) or {}
     WeightPacker._kept = lambda self, array: guards.array(array).ctypes.data
     rotation._FIRST = 150  # the longest text
     Rotation.tables = lambda self, count: tuple(guards.array(table) for table in tables(self, count))

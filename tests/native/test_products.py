@@ -524,22 +524,23 @@ BYTES = "avxvnni", "avx512", "avx512bf16"  # sets that multiply bytes in attenti
 
 
 def attention_of(dtype, dim, **masks):
-    """An encoder of one attention that reads the words' rows through a product in eight bits."""
+    """An encoder of one attention that reads the words' rows through a product in eight bits; word 7 is 0."""
     heads, columns = 2, 2 * dim
     rows = np.random.default_rng(dim).standard_normal((400, columns)).astype(F)
+    rows[7] = 0
     builder = with_rows(kernels(dtype), rows)
-    builder.heads(*(layer_of(columns, columns, seed=seed) for seed in (1, 2, 3)))
+    builder.heads(*(layer_of(columns, columns, seed=seed, bias=False) for seed in (1, 2, 3)))
     builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, **masks)
     builder.o_proj(layer_of(columns, columns, seed=4))
     builder.norm(structs.NormWeights(kind=structs.COPY), columns)
     return NativeEncoder(builder.build())
 
 
-def plainly(encoder, ids, lengths):
+def plainly(encoder, ids, lengths, **options):
     """What an encoder computes with scores in the precision of the states."""
     [step] = [step for step in encoder.plan.model.steps[: encoder.plan.model.count] if step.kind == structs.ATTENTION]
     step.int8 = 0
-    states = encoder.encode(ids, bounds_of(lengths))
+    states = encoder.encode(ids, bounds_of(lengths), **options)
     step.int8 = 1
     return states
 
@@ -561,6 +562,15 @@ def test_scores_of_long_texts_are_in_eight_bits(dtype, dim, length):
 def test_scores_of_a_part_of_a_text_are_not(masks):
     encoder, ids = attention_of("float32", 32, **masks), np.arange(150, dtype=np.int32)
     assert np.array_equal(encoder.encode(ids, bounds_of([150])), plainly(encoder, ids, [150]))
+
+
+@eight_bits
+def test_a_window_that_is_as_long_as_the_keys():
+    encoder, ids = attention_of("float32", 32, window=71), np.arange(150, dtype=np.int32)
+    keys = np.array([70], dtype=np.int32)  # rows behind them attend to fewer and fewer, the last ones to none
+    found, plain = encoder.encode(ids, bounds_of([150]), keys=keys), plainly(encoder, ids, [150], keys=keys)
+    assert np.isfinite(plain).all()
+    assert np.linalg.norm(found - plain, axis=1).max() < 0.05 * np.linalg.norm(plain, axis=1).max()
 
 
 @eight_bits

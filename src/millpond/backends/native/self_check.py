@@ -71,7 +71,7 @@ def _made_of() -> str:
 
 
 def _cases(dtype: Precision, int8: Int8) -> Iterator[Case]:
-    lengths = (*LENGTHS, 17)
+    lengths = (*LENGTHS, 70)
     places = np.arange(sum(lengths), dtype=np.int64)
     ids = (places * 2654435761 % VOCABULARY).astype(np.int32)
     for name, model in MODELS.items():
@@ -81,7 +81,7 @@ def _cases(dtype: Precision, int8: Int8) -> Iterator[Case]:
             lengths=lengths,
             ids=ids,
             types=(places % 2).astype(np.int32),
-            keys=np.array([*LENGTHS, 5], dtype=np.int32),  # of the last text, some tokens are no keys
+            keys=np.array([*LENGTHS, 65], dtype=np.int32),  # of the last text, some tokens are no keys
             adapters=(np.arange(len(lengths)) % 3 - 1).astype(np.int32) if model is adapted else None,
             offset=3,
             rank=_RANK,

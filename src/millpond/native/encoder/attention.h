@@ -64,8 +64,8 @@ struct Attention {
                           uint16_t* to);
 
   // Turns a row's scores, times `scale`, into weights; returns 1 / their sum.
-  static float weigh(const Step& step, float scale, const float* distances, float* scores, State* weights, int64_t from, int64_t to,
-                     int64_t count, int64_t position) {
+  static float weigh(const Step& step, float scale, const float* distances, float* scores, State* weights, int64_t from,
+                     int64_t to, int64_t count, int64_t position) {
     const bool plain = step.softcap == 0.0 && !distances;
     const float cap = float(step.softcap);
     const float factor = plain ? scale * kLog2E : 1.0f;
@@ -150,7 +150,7 @@ struct Attention {
         p.ahead_lines = 0;
         if (in_codes) {
           CodeScores<Isa>::quantize(heads, key_rows.start + row, h * dim, rows, dim, &queries);
-          CodeScores<Isa>::score(queries, codes, rows, keys, dim, room.scores);
+          CodeScores<Isa>::score(queries, codes, rows, from, to, dim, room.scores);
         }
         for (int64_t k = from; k < to && !in_codes; k += kColumns) {
           p.unit = room.keys + k * dim;
@@ -158,9 +158,11 @@ struct Attention {
           Isa::block(p, rows);
         }
         float shares[Isa::kRows];
-        for (int64_t r = 0; r < rows; r++)
-          shares[r] = weigh(step, float(step.scale) * (in_codes ? queries.scales[r] : 1.0f), distances, room.scores + r * kColumns, room.weights + r * Isa::kPanel, from, to, count,
-                            position + r);
+        for (int64_t r = 0; r < rows; r++) {
+          const float scale = float(step.scale) * (in_codes ? queries.scales[r] : 1.0f);
+          shares[r] = weigh(step, scale, distances, room.scores + r * kColumns, room.weights + r * Isa::kPanel, from, to,
+                            count, position + r);
+        }
         alignas(64) float sums[Isa::kRows * kColumns];
         p.rows = room.weights;
         p.panel = Isa::kPanel * Isa::kRows;

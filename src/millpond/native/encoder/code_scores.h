@@ -33,7 +33,7 @@ struct CodeScores {
   static Keys keys_at(void*, int64_t, int64_t) { return {}; }
   static void pack(const States<Isa>&, const KeyRows&, int64_t, int64_t, int64_t, int64_t, const Keys&) {}
   static void quantize(const States<Isa>&, int64_t, int64_t, int64_t, int64_t, Queries*) {}
-  static void score(const Queries&, const Keys&, int64_t, int64_t, int64_t, float*) {}
+  static void score(const Queries&, const Keys&, int64_t, int64_t, int64_t, int64_t, float*) {}
 };
 
 #ifdef MILLPOND_BYTE_PRODUCTS
@@ -108,8 +108,8 @@ struct CodeScores<Isa, false> {
         most = maximum(most, magnitude(x));
         odd = multiply_add(x, zeros(), odd);
       }
-      const float largest = largest_of(most);
-      const Floats codes = broadcast(largest > 1e-30f ? 127.0f / largest : 0.0f);
+      const float largest = largest_of(maximum(most, broadcast(1e-30f)));  // a scale of 0 times -infinity would be NaN
+      const Floats codes = broadcast(127.0f / largest);
       to->scales[r] = largest / 127.0f + sum_of(odd);
       for (int64_t d = 0; d < dim; d += kLanes)
         store_codes(to->codes + (d / kCodePanel * kRows + r) * kCodePanel + d % kCodePanel,
@@ -118,7 +118,7 @@ struct CodeScores<Isa, false> {
   }
 
   // Where the scores of a block go, but for the scales of its rows.
-  struct To {
+  struct Scores {
     const float *scales, *starts;
     float* to;  // [rows, kColumns]
     MILLPOND_INLINE void add(int64_t row, Ints low, Ints high) const {
@@ -129,26 +129,27 @@ struct CodeScores<Isa, false> {
 
   struct HalfPanels {
     template <int R>
-    static void rows_of(const CodeProduct& p, const To& to) {
+    static void rows_of(const CodeProduct& p, const Scores& to) {
       VectorCodes::rows_of<R, kCodePanel / 2 / kCodeGroup>(p, to);
     }
   };
 
-  // Scores [keys / kColumns][kRows][kColumns] of rows with keys [0, keys).
-  static void score(const Queries& queries, const Keys& keys, int64_t rows, int64_t count, int64_t dim, float* scores) {
+  // Scores [keys / kColumns][kRows][kColumns] of rows with keys [from, to).
+  static void score(const Queries& queries, const Keys& keys, int64_t rows, int64_t from, int64_t to, int64_t dim,
+                    float* scores) {
     CodeProduct p;
     p.rows = queries.codes;
     p.panel = kRows * kCodePanel;
     p.depth = quotient_up(dim, kCodePanel);
     p.ahead = nullptr;
     p.ahead_lines = 0;
-    for (int64_t k = 0; k < count; k += kColumns) {
+    for (int64_t k = from; k < to; k += kColumns) {
       p.unit = keys.units + k * dim;
-      const To to{keys.scales + k, keys.starts + k, scores + k * kRows};
+      const Scores sums{keys.scales + k, keys.starts + k, scores + (k - from) * kRows};
       if (dim < kCodePanel)
-        some_rows<HalfPanels, kRows>(p, to, rows);
+        some_rows<HalfPanels, kRows>(p, sums, rows);
       else
-        some_rows<VectorCodes, kRows>(p, to, rows);
+        some_rows<VectorCodes, kRows>(p, sums, rows);
     }
   }
 };

@@ -241,7 +241,8 @@ struct Forward {
       norm_rows(block, step, row, to);
       if (!quantizes(step, after)) continue;
       if (const EncodeCall& call = block.call; call.peaks)
-        raise_peaks<Isa>(block.room.states, row, to, step.columns, call.peaks + (&step - call.model->steps) * call.model->hidden);
+        raise_peaks<Isa>(block.room.states, row, to, step.columns,
+                         call.peaks + (&step - call.model->steps) * call.model->hidden);
       quantize_rows<Isa>(block.room.states, row, to, step.columns, block.room.codes);
     }
   }

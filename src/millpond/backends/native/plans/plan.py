@@ -29,7 +29,7 @@ from millpond.backends.native.packing.weight_packer import (
 from millpond.backends.native.plans.distances import DistanceTerms, by_head
 from millpond.backends.native.plans.layer_shares import LayerShares
 from millpond.backends.native.plans.rotation import Rotation
-from millpond.backends.native.plans.smoothing import factors_of, smooth, smoothed_norms
+from millpond.backends.native.plans.smoothing import LARGE_MODEL, LARGE_TEXTS, TEXTS, factors_of, smooth, smoothed_norms
 from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import ModelLoadError
 
@@ -509,13 +509,18 @@ class PlanBuilder(LayerShares):
         attentions = [step for step in self._steps if step.kind in (structs.ATTENTION, structs.CONVOLVE)]
         if attentions:
             attentions[-1].last = True
-        whole = not self._kept and not self._chunk  # one part, whose steps any text passes
-        norms = smoothed_norms(self._steps, self._packer.in_int8) if whole else []
+        # Of a model of two parts no steps are run on random tokens.
+        norms = [] if self._kept else smoothed_norms(self._steps, self._packer.in_int8)
         factors = self._packer.pack(
             identity,
             smoothed=[norm.weight for norm in norms],
             factors_of=lambda: factors_of(
-                norms, self._model(), self._kernels, vocabulary=self._vocabulary, positions=self._positions
+                norms,
+                self._model(),
+                self._kernels,
+                vocabulary=self._vocabulary,
+                positions=self._positions,
+                texts=LARGE_TEXTS if self._packer.numbers > LARGE_MODEL else TEXTS,
             ),
         )
         model = self._model()

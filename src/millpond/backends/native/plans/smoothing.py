@@ -19,7 +19,8 @@ from millpond.backends.native import structs
 from millpond.backends.native.kernels import Kernels
 from millpond.backends.native.memory import Memory
 
-_TEXTS, _LENGTH = 16, 16
+TEXTS, _LENGTH = 16, 16
+LARGE_MODEL, LARGE_TEXTS = 1 << 30, 4  # weights of a model that takes seconds for so many
 _BLOCK = 256  # tokens
 _MOST = 16.0  # a factor, and one divided by it
 
@@ -43,7 +44,8 @@ def smoothed_norms(steps: Sequence[Any], in_int8: Callable[[structs.Weight], boo
         if weight is None or not _reads_states(step):
             continue
         norm = None
-        if i and step.kind in (structs.PRODUCT, structs.FEED) and in_int8(weight):
+        quantized = step.kind == structs.FEED or (step.kind == structs.PRODUCT and step.target == 0)
+        if i and quantized and in_int8(weight):
             norm = _smoothed(steps, i - 1, weight)
         if norm is None:
             refused.add(id(weight))  # another step may share it
@@ -75,10 +77,16 @@ def _reads_states(step: Any) -> bool:
 
 
 def factors_of(
-    norms: Sequence[SmoothedNorm], model: structs.Model, kernels: Kernels, *, vocabulary: int, positions: int
+    norms: Sequence[SmoothedNorm],
+    model: structs.Model,
+    kernels: Kernels,
+    *,
+    vocabulary: int,
+    positions: int,
+    texts: int,
 ) -> dict[int, Floats]:
     """The factors ``[in]`` of each weight, by its ``id``; ``model``: whose weights are packed without factors."""
-    peaks = _peaks(model, kernels, vocabulary, min(_LENGTH, positions or _LENGTH))
+    peaks = _peaks(model, kernels, vocabulary, texts, min(_LENGTH, positions or _LENGTH))
     of_weight: dict[int, Floats] = {}
     for norm in norms:
         own = peaks[norm.step, : norm.weight.in_]
@@ -95,14 +103,14 @@ def _factors(peaks: Floats) -> Floats:
     return factors
 
 
-def _peaks(model: structs.Model, kernels: Kernels, vocabulary: int, length: int) -> Floats:
+def _peaks(model: structs.Model, kernels: Kernels, vocabulary: int, texts: int, length: int) -> Floats:
     """``[steps, hidden]``: the largest magnitude of each column of the norms' states."""
-    ids = (np.arange(_TEXTS * length, dtype=np.int64) * 2654435761 % vocabulary).astype(np.int32)
-    bounds = np.arange(_TEXTS + 1, dtype=np.int32) * np.int32(length)
+    ids = (np.arange(texts * length, dtype=np.int64) * 2654435761 % vocabulary).astype(np.int32)
+    bounds = np.arange(texts + 1, dtype=np.int32) * np.int32(length)
     peaks = np.zeros((model.count, model.hidden), dtype=np.float32)
-    out = np.empty((_TEXTS, model.output), dtype=np.float32)
+    out = np.empty((texts, model.output), dtype=np.float32)
     call = structs.EncodeCall(
-        ctypes.pointer(model), texts=_TEXTS, reading=structs.MEAN_ROW, block=_BLOCK, threads=1, peaks=peaks.ctypes.data
+        ctypes.pointer(model), texts=texts, reading=structs.MEAN_ROW, block=_BLOCK, threads=1, peaks=peaks.ctypes.data
     )
     call.ids, call.bounds, call.out = (part.ctypes.data for part in (ids, bounds, out))
     workspace = Memory(int(kernels.workspace(ctypes.addressof(call))))
