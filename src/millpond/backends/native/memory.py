@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 from contextlib import suppress
@@ -13,6 +14,11 @@ _ALIGNMENT = 2 << 20  # huge pages
 # Else the memory is shared with forked processes, which would write into each other's workspaces, and most systems give
 # no huge pages to shared memory.
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+
+
+def floats_at(address: int, count: int) -> npt.NDArray[np.float32]:
+    """Numbers in float32 where they are; whoever owns the memory has to live."""
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
 
 
 class Memory:

@@ -14,14 +14,6 @@ namespace {
 constexpr int64_t kLeastCodeKeys = 64;  // of fewer, packing takes what is gained
 constexpr int64_t kMostCodeDim = 256;
 
-// The rows of a block with the keys that a text attends to: those of the text that it continues, then its own.
-struct KeyRows {
-  int64_t lead_start, lead;  // lead: number of keys of the other text; 0: it continues none
-  int64_t start;             // of its own rows
-
-  MILLPOND_INLINE int64_t row(int64_t key) const { return key < lead ? lead_start + key : start + key - lead; }
-};
-
 // What an instruction set does not multiply so.
 template <class Isa, bool kTiles = Isa::kTiles>
 struct CodeScores {

@@ -7,6 +7,14 @@
 
 namespace {
 
+// The rows of a block with the keys that a text attends to: those of the text that it continues, then its own.
+struct KeyRows {
+  int64_t lead_start, lead;  // lead: number of keys of the other text; 0: it continues none
+  int64_t start;             // of its own rows
+
+  MILLPOND_INLINE int64_t row(int64_t key) const { return key < lead ? lead_start + key : start + key - lead; }
+};
+
 #ifdef __AVX512BW__
 
 // Transposes 16 rows of 16 numbers of 32 bits.

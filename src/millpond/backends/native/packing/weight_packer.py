@@ -8,7 +8,7 @@ import json
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from millpond.backends.kernel_check import code_hash
 from millpond.backends.native import structs
 from millpond.backends.native.kernels import Kernels
-from millpond.backends.native.memory import Memory
+from millpond.backends.native.memory import Memory, floats_at
 from millpond.backends.native.packing import packed_file
 from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.native import library
@@ -106,7 +106,6 @@ class WeightPacker:
         self._kernels, self._adapters, self._rank = kernels, adapters, rank
         self._packings: list[_Packing] = []
         self._smoothed: set[int] = set()  # weights that have factors, by their ids
-        self._factors_of: Callable[[], Factors] | None = None
 
     @property
     def numbers(self) -> int:
@@ -200,7 +199,7 @@ class WeightPacker:
         identity: object = None,
         *,
         smoothed: Sequence[structs.Weight] = (),
-        factors_of: Callable[[], Factors] | None = None,
+        factors_of: Callable[[], Factors] = dict,
     ) -> Factors:
         """Pack all weights into one piece of memory, in the order of their use; returns the factors of smoothed ones.
 
@@ -210,13 +209,14 @@ class WeightPacker:
             smoothed: Weights in eight bits that have factors.
             factors_of: Tells these, once all weights are packed without them; called only where no file has them.
         """
-        self._smoothed, self._factors_of = set(map(id, smoothed)), factors_of
+        self._smoothed = set(map(id, smoothed))
+        write = partial(self._write, factors_of=factors_of)
         size = sum(map(self._bytes, self._packings))
-        held = None if identity is None else packed_file.mapped(self._key(identity), size, self._write)
+        held = None if identity is None else packed_file.mapped(self._key(identity), size, write)
         if held is None:
             memory = Memory(size)
             self.owned.append(memory)
-            self._write(memory.address)
+            write(memory.address)
         else:
             self._place(self._kept(held))
         return {id(packing.target): self._factors(packing).copy() for packing in self._smoothed_packings()}
@@ -231,7 +231,7 @@ class WeightPacker:
         made_by = (library.source_hash(), kernels.isa, kernels.dtype, kernels.int8, np.__version__, _code())
         return hashlib.sha256(json.dumps([identity, made_by, sizes], default=str).encode()).hexdigest()[:32]
 
-    def _write(self, at: int) -> None:
+    def _write(self, at: int, factors_of: Callable[[], Factors]) -> None:
         """Pack all weights to an address."""
         self._place(at)
         again = self._smoothed_packings()
@@ -240,9 +240,7 @@ class WeightPacker:
             self._pack(packing, at)
             at += self._bytes(packing)
             advance(self._bytes(packing))
-        if self._factors_of is None or not again:
-            return
-        factors = self._factors_of()
+        factors = factors_of() if again else {}
         for packing in again:
             self._factors(packing)[:] = factors[id(packing.target)]
             self._pack(packing, packing.target.units, self._factors(packing))
@@ -254,7 +252,7 @@ class WeightPacker:
     def _factors(self, packing: _Packing) -> Floats:
         """The factors of a smoothed weight, which lie behind its scales."""
         count, at = packing.target.in_, packing.target.scales + self._scale_bytes(packing)
-        return np.ctypeslib.as_array((ctypes.c_float * count).from_address(at))
+        return floats_at(at, count)
 
     def _place(self, at: int) -> None:
         """Say where each weight is."""

@@ -29,7 +29,7 @@ from millpond.backends.native.packing.weight_packer import (
 from millpond.backends.native.plans.distances import DistanceTerms, by_head
 from millpond.backends.native.plans.layer_shares import LayerShares
 from millpond.backends.native.plans.rotation import Rotation
-from millpond.backends.native.plans.smoothing import LARGE_MODEL, LARGE_TEXTS, TEXTS, factors_of, smooth, smoothed_norms
+from millpond.backends.native.plans.smoothing import factors_of, smooth, smoothed_norms
 from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import ModelLoadError
 
@@ -520,7 +520,7 @@ class PlanBuilder(LayerShares):
                 self._kernels,
                 vocabulary=self._vocabulary,
                 positions=self._positions,
-                texts=LARGE_TEXTS if self._packer.numbers > LARGE_MODEL else TEXTS,
+                weights=self._packer.numbers,
             ),
         )
         model = self._model()

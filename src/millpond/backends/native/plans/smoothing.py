@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from millpond.backends.native import structs
 from millpond.backends.native.kernels import Kernels
-from millpond.backends.native.memory import Memory
+from millpond.backends.native.memory import Memory, floats_at
 
-TEXTS, _LENGTH = 16, 16
-LARGE_MODEL, LARGE_TEXTS = 1 << 30, 4  # weights of a model that takes seconds for so many
+_TEXTS, _LENGTH = 16, 16
+_LARGE_MODEL, _LARGE_TEXTS = 1 << 30, 4  # weights of a model that takes seconds for so many
 _BLOCK = 256  # tokens
 _MOST = 16.0  # a factor, and one divided by it
 
@@ -81,11 +81,12 @@ def factors_of(
     model: structs.Model,
     kernels: Kernels,
     *,
+    weights: int,  # numbers of all
     vocabulary: int,
     positions: int,
-    texts: int,
 ) -> dict[int, Floats]:
     """The factors ``[in]`` of each weight, by its ``id``; ``model``: whose weights are packed without factors."""
+    texts = _LARGE_TEXTS if weights > _LARGE_MODEL else _TEXTS
     peaks = _peaks(model, kernels, vocabulary, texts, min(_LENGTH, positions or _LENGTH))
     of_weight: dict[int, Floats] = {}
     for norm in norms:
@@ -126,15 +127,10 @@ def smooth(steps: Any, norm: SmoothedNorm, factors: Floats) -> Iterator[Floats]:
         address = getattr(own, name)
         if address is None and name == "bias":
             continue
-        numbers = np.ones(columns, np.float32) if address is None else _floats_at(address, columns)
+        numbers = np.ones(columns, np.float32) if address is None else floats_at(address, columns)
         divided = numbers / factors
         setattr(own, name, divided.ctypes.data)
         yield divided
     if norm.residual is not None:
-        kept = factors.copy()
-        steps[norm.residual].state_factors = kept.ctypes.data
-        yield kept
-
-
-def _floats_at(address: int, count: int) -> Floats:
-    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+        steps[norm.residual].state_factors = factors.ctypes.data
+        yield factors
